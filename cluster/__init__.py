@@ -1,0 +1,1 @@
+"""From a YAML spec to a supervised Slurm job.  Never imports torch or jobs."""

@@ -1,0 +1,1 @@
+"""The training program that every route runs.  Never imports submitit."""
