@@ -1,0 +1,365 @@
+"""Job spec: YAML file -> [spec] -> plan.  Frozen, strict pydantic models; a docstring per field says what it means.
+
+A key without a value (`key:` or `key: null`) is refused everywhere: a key that isn't wanted is left out.  A dumped
+spec names the keys that aren't set in comments, and so loads again.
+"""
+
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from cluster.spec_explain import explain, explain_rules
+from cluster.spec_fields import (
+    AbsolutePath,
+    Count,
+    Expanded,
+    FlagName,
+    FlagValue,
+    Fraction,
+    Gpus,
+    Line,
+    MailType,
+    Memory,
+    NotNegative,
+    Positive,
+    RunName,
+    Seed,
+    ShellLine,
+    Time,
+    VariableName,
+    VariableValue,
+    Word,
+    check_once,
+)
+from cluster.spec_rules import contradictions
+from cluster.spec_units import memory_mib, num_gpus, slurm_time, time_s
+from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_overrides, read_document, read_plain
+
+FORMAT_VERSION: Literal[1] = 1
+
+
+class SpecError(ValueError):
+    """A spec that can't be used.  Its text has one line for each thing to mend."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        """Keep the lines apart as well: `problems`."""
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class _Section(BaseModel):
+    """What all sections share: unknown keys and wrong types are errors, nothing is coerced."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
+
+
+class TrainSpec(_Section):
+    """The training program: model, length, optimizer, numerics.  Training ends at epochs or max_steps, if earlier."""
+
+    model: Literal["resnet18", "small"] = "resnet18"
+    """resnet18 for images of 32x32; small is a few convolutions, for a first run and for tests."""
+    epochs: Count = 30
+    """Passes over the training images."""
+    max_steps: Count | None = None
+    """Optimizer steps after which training ends even within an epoch."""
+    global_batch_size: Count | None = None
+    """Images per step over all ranks; the run stays the same when the number of ranks changes."""
+    batch_size_per_rank: Count | None = Field(
+        default_factory=lambda data: 128 if data.get("global_batch_size") is None else None
+    )
+    """Images per step and rank, instead of global_batch_size.  Default 128."""
+    lr: Positive = 0.1
+    """Peak learning rate, reached after the warm-up."""
+    momentum: Fraction = 0.9
+    """Momentum of SGD, with Nesterov's step."""
+    weight_decay: NotNegative = 5e-4
+    """L2 penalty."""
+    label_smoothing: Fraction = 0.0
+    """Share of the target spread over all classes."""
+    warmup_epochs: NotNegative = 1.0
+    """Epochs in which the learning rate rises from 0; part of epochs."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls to 0 after the warm-up."""
+    clip_grad_norm: Positive | None = None
+    """Largest norm of the gradient over all parameters; without it nothing is clipped."""
+    eval_every_epochs: Count = 1
+    """Epochs between evaluations; the last epoch is always evaluated."""
+    log_every_steps: Count = 10
+    """Steps between two lines of metrics.jsonl."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs the forward pass under autocast; weights stay fp32."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto takes CUDA where a rank sees a GPU."""
+    threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = 1
+    """CPU threads within an operator; another number gives other bits."""
+    bucket_cap_mb: Positive = 25.0
+    """Mebibytes of gradients that DDP sums at once, while the backward pass goes on."""
+    seed: Seed = 0
+    """Of weights, sample order and augmentation."""
+    deterministic: bool = True
+    """Slower kernels with the same result on every run; needed for bit-equal resumption."""
+
+    def global_batch(self, world_size: int) -> int:
+        """Images per step over all ranks."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        assert self.batch_size_per_rank is not None  # the default when neither is given
+        return self.batch_size_per_rank * world_size
+
+
+class DatasetSpec(_Section):
+    """The images.  They are staged once, before the ranks start."""
+
+    kind: Literal["cifar10", "cifar100", "image_folder", "synthetic"] = "cifar10"
+    """image_folder reads root/train/<class>/ and root/test/<class>/; synthetic needs no download."""
+    root: AbsolutePath = Path("data")
+    """Folder on storage that all nodes see."""
+    augment: Annotated[tuple[Literal["flip", "crop", "cutout"], ...], AfterValidator(check_once)] = ("flip", "crop")
+    """Applied to the training images, in this order."""
+    accept_unpublished_md5: bool = False
+    """Take a mirror of CIFAR whose files don't have the published MD5 sums."""
+    num_train: Count | None = Field(default_factory=lambda data: 2048 if data.get("kind") == "synthetic" else None)
+    """Training images to make up; synthetic only.  Default 2048."""
+    num_test: Count | None = Field(default_factory=lambda data: 512 if data.get("kind") == "synthetic" else None)
+    """Test images to make up; synthetic only.  Default 512."""
+
+    @property
+    def staged_path(self) -> Path:
+        """The one file that ranks open."""
+        sizes = f"_{self.num_train}_{self.num_test}" if self.kind == "synthetic" else ""
+        return self.root / "staged" / f"{self.kind}{sizes}.pt"
+
+
+class CheckpointSpec(_Section):
+    """When rank 0 saves, apart from the end of the run and a stop."""
+
+    every_steps: Count | None = None
+    """Steps between saves."""
+    every_minutes: Positive | None = Field(
+        default_factory=lambda data: 10.0 if data.get("every_steps") is None else None
+    )
+    """Minutes between saves; with every_steps, whichever comes first.  Default 10, or none with every_steps."""
+    keep_last: Count = 2
+    """Newest checkpoints that are kept; with 2, one may turn out damaged."""
+
+
+class RequeueSpec(_Section):
+    """When a run that didn't finish is tried again.  Preemption, node failure and time limit always are."""
+
+    max_failures: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Failures of the program, such as an exception, to survive; counted since the last progress."""
+
+
+class JobSpec(_Section):
+    """One training run: what Slurm is asked for, and what is trained.
+
+    Made by load_spec, which also checks the rules between keys.
+    """
+
+    format_version: Literal[1] = FORMAT_VERSION
+    """Of this file's form."""
+    name: RunName
+    """Of the run, its folder and the job."""
+    cluster: Literal["slurm", "local"] = "slurm"
+    """local starts the ranks on this machine, without Slurm."""
+    nodes: Annotated[int, Field(ge=1, le=65_533)] = 1
+    """Machines to reserve."""
+    gpus_per_node: Gpus | None = None
+    """8, or with a type: a100:8.  Without it no GPUs are asked for."""
+    tasks_per_node: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default_factory=lambda data: num_gpus(data.get("gpus_per_node") or "1")
+    )
+    """Ranks on each node.  Default: gpus_per_node, or 1 without GPUs."""
+    cpus_per_task: Annotated[int, Field(ge=1, le=65_533)] | None = None
+    """CPUs of each rank; without it Slurm's default, which is 1 on most sites."""
+    memory_per_node: Memory | None = None
+    """Such as 64G.  At most one of the three memory keys; without one, the site's default."""
+    memory_per_cpu: Memory | None = None
+    """Such as 4G."""
+    memory_per_gpu: Memory | None = None
+    """Such as 32G; needs gpus_per_node."""
+    partition: Word | None = None
+    """Slurm's queue, or several with commas between."""
+    account: Word | None = None
+    """Whom the run is charged to."""
+    qos: Word | None = None
+    """Quality of service."""
+    constraint: Expanded | None = None
+    """Features that the nodes must have: "a100|h100"."""
+    nodelist: Expanded | None = None
+    """Nodes that must be part of the allocation: n[1-2]."""
+    exclude: Expanded | None = None
+    """Nodes that must not: n[3,5]."""
+    reservation: Word | None = None
+    """Reservation to run in."""
+    exclusive: bool = False
+    """Share the nodes with no other job."""
+    time_limit: Time | None = None
+    """Of one allocation; a requeue starts a new one.  8:00:00, 1-12, or minutes.  Required on Slurm."""
+    signal_lead_s: Annotated[int, Field(ge=10, le=65_535)] = 120
+    """Seconds between Slurm's warning signal and the end of the allocation; must cover one step and one save."""
+    comment: Line | None = None
+    """Free text, shown by Slurm."""
+    mail_user: Word | None = None
+    """Who gets Slurm's mails."""
+    mail_type: MailType | None = None
+    """When: END,FAIL."""
+    setup: tuple[ShellLine, ...] = ()
+    """Shell lines that run before the ranks start, such as `module load cuda`; a failing one ends the job."""
+    env: dict[VariableName, VariableValue] = {}
+    """Variables of all ranks.  MASTER_PORT here wins over the port the program draws."""
+    sbatch: dict[FlagName, FlagValue] = {}
+    """Further flags of sbatch by their long names without dashes; true gives a flag without a value."""
+    run_root: AbsolutePath = Path("runs")
+    """Where run folders are made; on storage that all nodes see."""
+    train: TrainSpec = Field(default_factory=TrainSpec)
+    """What is trained, and how."""
+    dataset: DatasetSpec = Field(default_factory=DatasetSpec)
+    """On what."""
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    """When the state is saved."""
+    requeue: RequeueSpec = Field(default_factory=RequeueSpec)
+    """When it is tried again."""
+
+    @property
+    def num_gpus_per_node(self) -> int:
+        """GPUs on each node, whatever their type; 0 without."""
+        return num_gpus(self.gpus_per_node) if self.gpus_per_node else 0
+
+    @property
+    def num_tasks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.tasks_per_node
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return self.nodes * self.tasks_per_node
+
+    @property
+    def time_limit_s(self) -> int | None:
+        """Seconds of one allocation."""
+        return time_s(self.time_limit) if self.time_limit else None
+
+    @property
+    def slurm_time(self) -> str | None:
+        """The limit as `[D-]HH:MM:SS`, the form that has one reading."""
+        return slurm_time(self.time_limit_s) if self.time_limit_s else None
+
+    @property
+    def memory_per_node_mib(self) -> int | None:
+        """MiB of each node."""
+        return memory_mib(self.memory_per_node) if self.memory_per_node else None
+
+    @property
+    def memory_per_cpu_mib(self) -> int | None:
+        """MiB for each CPU."""
+        return memory_mib(self.memory_per_cpu) if self.memory_per_cpu else None
+
+    @property
+    def memory_per_gpu_mib(self) -> int | None:
+        """MiB for each GPU."""
+        return memory_mib(self.memory_per_gpu) if self.memory_per_gpu else None
+
+
+SECTIONS = ("train", "dataset", "checkpoint", "requeue")
+
+
+def load_spec(path: Path, overrides: Sequence[str] = (), *, cwd: Path) -> JobSpec:
+    """Read and check a spec file.
+
+    overrides: `section.key=value` or `key=value`, in place of what the file says.
+    cwd: absolute folder that relative paths start from, `path` included.
+    Raises SpecError: anything is wrong; every problem is in it, the file's in the order of lines.
+    """
+    document = read_document(_read_text(path, cwd))
+    if document.values or not document.problems:
+        apply_overrides(document, overrides)
+        spec = _checked(document, cwd)
+    if document.problems:
+        raise SpecError([problem.render(str(path)) for problem in sorted(document.problems)])
+    return spec
+
+
+def dump_spec(spec: JobSpec) -> str:
+    """The spec as YAML with every default written out; load_spec of it gives an equal spec."""
+    return "".join(_dumped(spec))
+
+
+def changed_keys(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
+    """Dotted keys whose values differ, in the order of the spec: ("time_limit", "train.epochs")."""
+    after = dict(_settings(new))
+    return tuple(key for key, value in _settings(old) if value != after[key])
+
+
+def _read_text(path: Path, cwd: Path) -> str:
+    try:
+        return (cwd / path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"byte {error.start + 1} is not UTF-8; save the file as UTF-8"
+    except OSError as error:
+        message = f"can't be read: {error.strerror}"
+    raise SpecError([Problem(WHOLE_FILE, "", message).render(str(path))])
+
+
+def _checked(document: Document, cwd: Path) -> JobSpec:
+    """The spec of a document.  Notes what is wrong: of single keys, and between those keys that are right."""
+    values: dict[str, Any] = {name: {} for name in SECTIONS} | document.values
+    refused: dict[Key, Problem] = {}
+    try:
+        spec = JobSpec.model_validate(values, context={"cwd": cwd})
+    except ValidationError as error:
+        refused = explain(error, document, JobSpec)
+        spec = JobSpec.model_validate(_without(values, refused))
+    document.problems.extend(refused.values())
+    document.problems.extend(explain_rules(contradictions(spec), document, refused))
+    return spec
+
+
+def _without(values: dict[str, Any], refused: Iterable[Key]) -> dict[str, Any]:
+    """Values that are right, with a stand-in for the one required key; what is left out gets its default."""
+    kept = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+    for key in refused:
+        if len(key) == 1 or not isinstance(kept.get(key[0]), dict):
+            kept.pop(key[0], None)
+        else:
+            kept[key[0]].pop(key[1], None)
+    return {"name": "unnamed"} | kept
+
+
+def _dumped(section: BaseModel) -> Iterator[str]:
+    """One piece of YAML for each key of a section."""
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            yield f"{name}:\n" + textwrap.indent("".join(_dumped(value)), "  ")
+        elif value is None:
+            yield f"# {name}: not set\n"
+        else:
+            plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+            yield yaml.dump({name: plain}, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=sys.maxsize)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes wherever a spec's reader would see something else: "1e-3" is text, 1e-3 is a number."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = None if isinstance(read_plain(text), str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _settings(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted keys and values."""
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

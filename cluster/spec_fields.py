@@ -1,0 +1,153 @@
+"""Field types of the spec: one value of the YAML -> [check] -> field of the job spec.
+
+Each type refuses what Slurm, the shell or a file system would trip over later.  A check raises ValueError with the
+value seen and what to write; pydantic collects these.  Values of a wrong type are passed on: pydantic refuses them.
+"""
+
+import re
+import unicodedata
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
+
+from cluster.spec_names import check_flag, check_variable
+from cluster.spec_units import memory_mib, num_gpus, time_s
+from cluster.spec_yaml import shown
+
+MAX_NAME_BYTES = 128  # half of what a file system takes, so that files may be named after a run
+
+MAIL_TYPES = (
+    "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90",
+    "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS",
+)  # fmt: skip
+
+
+def check_characters(text: str) -> str:
+    """Pass text on one line, without characters that a file, a terminal or YAML can't hold as they are."""
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in "\ufffe\uffff":
+            raise ValueError(f"{shown(text)} holds the control character U+{ord(character):04X}; take it out")
+    return text
+
+
+def check_line(text: str) -> str:
+    """Pass text on one line that isn't empty."""
+    if not text.strip():
+        raise ValueError("is empty; give a value or leave the key out")
+    return check_characters(text)
+
+
+def check_shell_line(text: str) -> str:
+    """Pass one line for the shell; tabs are welcome."""
+    check_characters(text.replace("\t", " "))
+    return text
+
+
+def check_word(text: str) -> str:
+    """Pass a name that Slurm knows: one word, and none of sbatch's own."""
+    check_line(text)
+    if len(text.split()) != 1 or text != text.strip():
+        raise ValueError(f"{shown(text)} holds white space; Slurm's names are one word")
+    if text.startswith("-"):
+        raise ValueError(f"{shown(text)} begins with a dash, as only flags do")
+    return check_expanded(text)
+
+
+def check_expanded(text: str) -> str:
+    """Pass text without shell variables: sbatch doesn't expand them in its #SBATCH lines."""
+    if "$" in text:
+        raise ValueError(f"{shown(text)} holds $, which nobody expands here; write the value itself")
+    return text
+
+
+def check_name(text: str) -> str:
+    """Pass the name of a run: it becomes a folder and the job's name."""
+    check_line(text)
+    if text in (".", "..") or "/" in text or text.startswith("-") or text != text.strip():
+        raise ValueError(f"{shown(text)} is no name for a folder; leave out /, a leading dash and outer white space")
+    if (size := len(text.encode())) > MAX_NAME_BYTES:
+        raise ValueError(f"{shown(text)} has {size} bytes in UTF-8; the most is {MAX_NAME_BYTES}")
+    return text
+
+
+def check_mail_type(text: str) -> str:
+    """Pass Slurm's words for when to write a mail, with commas between them."""
+    for word in text.split(","):
+        if word not in MAIL_TYPES:
+            raise ValueError(f"{shown(word)} is no mail type; use some of {', '.join(MAIL_TYPES)}, with commas between")
+    return text
+
+
+def absolute_path(value: object, info: ValidationInfo) -> object:
+    """A path as text -> an absolute one, seen from `cwd` in the validation's context."""
+    if isinstance(value, str):
+        if re.match(r"\s*[~$]", check_line(value)):
+            raise ValueError(f"{shown(value)} is not expanded here; write the path itself")
+        value = Path(value)
+    if isinstance(value, Path) and info.context:
+        value = Path(info.context["cwd"]) / value
+        check_characters(str(value))
+    return value
+
+
+def number_as_text(value: object) -> object:
+    """The text of a number, for fields where YAML's 60 and '60' mean the same."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def check_time(text: str) -> str:
+    """Pass one of Slurm's six forms of a time."""
+    time_s(text)
+    return text
+
+
+def check_memory(text: str) -> str:
+    """Pass an amount of memory with its unit."""
+    memory_mib(text)
+    return text
+
+
+def check_gpus(text: str) -> str:
+    """Pass a number of GPUs, with or without their type."""
+    num_gpus(text)
+    return text
+
+
+def check_flag_value(value: object) -> str | int | bool:
+    """Pass the value of an sbatch flag: text, a whole number, or true for a flag without a value."""
+    if value is False:
+        raise ValueError("false gives no flag; leave it out (true gives a flag without a value)")
+    if not isinstance(value, str | int):
+        raise ValueError("expected text, a whole number, or true for a flag without a value; put it in quotes")
+    return check_line(value) if isinstance(value, str) else value
+
+
+def check_once(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Pass a list without repeats."""
+    repeated = [item for number, item in enumerate(items) if item in items[:number]]
+    if repeated:
+        raise ValueError(f"{shown(repeated[0])} stands there twice")
+    return items
+
+
+Line = Annotated[str, AfterValidator(check_line)]
+Expanded = Annotated[str, AfterValidator(check_line), AfterValidator(check_expanded)]
+Word = Annotated[str, AfterValidator(check_word)]
+ShellLine = Annotated[str, AfterValidator(check_shell_line)]
+RunName = Annotated[str, AfterValidator(check_name)]
+MailType = Annotated[str, AfterValidator(check_mail_type)]
+AbsolutePath = Annotated[Path, BeforeValidator(absolute_path)]
+Time = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_time)]
+Memory = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_memory)]
+Gpus = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_gpus)]
+FlagName = Annotated[str, AfterValidator(check_flag)]
+FlagValue = Annotated[str | int | bool, PlainValidator(check_flag_value)]
+VariableName = Annotated[str, AfterValidator(check_variable)]
+VariableValue = Annotated[str, AfterValidator(check_characters)]
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
