@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.runs import UsageError
 from cluster.spec_explain import explain, explain_rules
 from cluster.spec_fields import (
     AbsolutePath,
@@ -43,7 +44,7 @@ from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_override
 FORMAT_VERSION: Literal[1] = 1
 
 
-class SpecError(ValueError):
+class SpecError(UsageError):
     """A spec that can't be used.  Its text has one line for each thing to mend."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -120,7 +121,7 @@ class DatasetSpec(_Section):
     root: AbsolutePath = Path("data")
     """Folder on storage that all nodes see."""
     augment: Annotated[tuple[Literal["flip", "crop", "cutout"], ...], AfterValidator(check_once)] = ("flip", "crop")
-    """Applied to the training images, in this order."""
+    """What is done to the training images at random: crop, flip, then cutout, in whatever order they are listed."""
     accept_unpublished_md5: bool = False
     """Take a mirror of CIFAR whose files don't have the published MD5 sums."""
     num_train: Count | None = Field(default_factory=lambda data: 2048 if data.get("kind") == "synthetic" else None)

@@ -1,0 +1,279 @@
+"""Run folder: [runs] is what submit, supervisor, ranks and every verb know of a run.  Standard library only.
+
+`<run_root>/<name>/<run_id>/` on storage that all nodes see.  Files are published by a rename or claimed by O_EXCL;
+events.jsonl and metrics.jsonl only grow, one write per line.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+FORMAT_VERSION = 1
+
+EXIT_FINISHED = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # spec or environment wrong; never retried
+EXIT_STOPPED = 75  # stopped and saved, resumable; EX_TEMPFAIL of sysexits.h
+EXIT_INTERRUPTED = 130
+
+
+class UsageError(ValueError):
+    """Something that the user can mend: exit code 2, and no traceback."""
+
+
+class RunError(UsageError):
+    """A run folder that is not there or does not hold what it should."""
+
+
+class SupersededError(RuntimeError):
+    """A later attempt owns the run folder; this one must write nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run; makes nothing by itself."""
+
+    path: Path  # absolute
+
+    @property
+    def run_id(self) -> str:
+        """UTC time and four hexadecimal digits, or the job id on the raw sbatch route."""
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        """The frozen spec with every default written out."""
+        return self.path / "spec.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """What was asked of Slurm and what the supervisor starts."""
+        return self.path / "plan.json"
+
+    @property
+    def script(self) -> Path:
+        """The batch script, word for word."""
+        return self.path / "job.sbatch"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's own files."""
+        return self.path / "submitit"
+
+    @property
+    def attempts(self) -> Path:
+        """One file per start of the ranks; the highest number owns the folder."""
+        return self.path / "attempts"
+
+    @property
+    def events(self) -> Path:
+        """Append-only history, one JSON object a line."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Step, phase and time, rewritten every few seconds by rank 0."""
+        return self.path / "heartbeat.json"
+
+    @property
+    def failures(self) -> Path:
+        """Records that failing ranks leave."""
+        return self.path / "failures"
+
+    @property
+    def checkpoints(self) -> Path:
+        """step_NNNNNNNN.pt with their manifests."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """attempt_NNNN.log and batch_<job id>.log."""
+        return self.path / "logs"
+
+    @property
+    def model_final(self) -> Path:
+        """The last weights as a plain state dict."""
+        return self.path / "model_final.pt"
+
+    @property
+    def summary(self) -> Path:
+        """Written once, when the run has finished."""
+        return self.path / "summary.json"
+
+    def attempt_log(self, attempt: int) -> Path:
+        """The log of all ranks of one attempt."""
+        return self.logs / f"attempt_{attempt:04d}.log"
+
+    def batch_log(self, job_id: str) -> Path:
+        """The supervisor's own log; `%j` stands for the job id in sbatch's --output."""
+        return self.logs / f"batch_{job_id}.log"
+
+    def verdict(self, attempt: int) -> Path:
+        """How one attempt ended."""
+        return self.path / f"verdict_a{attempt:04d}.json"
+
+    def make(self) -> None:
+        """Make the folder and those inside it; what exists stays."""
+        for folder in (self.attempts, self.failures, self.checkpoints, self.logs, self.submitit):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def latest_attempt(self) -> int:
+        """Number of the last attempt that was claimed; 0 before the first."""
+        return max((int(entry.name) for entry in self.attempts.iterdir() if entry.name.isdigit()), default=0)
+
+    def claim_attempt(self, owner: dict[str, Any]) -> int:
+        """Claim the next attempt by exclusive creation and return its number, counted from 1.
+
+        owner: who claims it (job id, host, process id), written into the file.
+        """
+        while True:
+            attempt = self.latest_attempt() + 1
+            with contextlib.suppress(FileExistsError), (self.attempts / f"{attempt:04d}").open("x") as file:
+                json.dump({"format_version": FORMAT_VERSION, "attempt": attempt, "time": utc_now(), **owner}, file)
+                file.flush()
+                os.fsync(file.fileno())
+                return attempt
+
+    def read_attempt(self, attempt: int) -> dict[str, Any]:
+        """Who claimed an attempt; empty while its owner is still writing."""
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            return dict(json.loads((self.attempts / f"{attempt:04d}").read_text()))
+        return {}
+
+    def check_owner(self, attempt: int) -> None:
+        """Raises SupersededError: a later attempt was claimed."""
+        latest = self.latest_attempt()
+        if latest > attempt:
+            raise SupersededError(f"attempt {latest} owns {self.path}; attempt {attempt} writes nothing more")
+
+    def append_event(self, event: str, *, attempt: int, job_id: str, **fields: Any) -> None:  # noqa: ANN401
+        """Add one line to events.jsonl."""
+        append_line(self.events, {"time": utc_now(), "event": event, "attempt": attempt, "job_id": job_id, **fields})
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """All events, oldest first."""
+        return list(read_lines(self.events))
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """A JSON file of this folder; empty when it is not there yet."""
+        with contextlib.suppress(FileNotFoundError):
+            return dict(json.loads(path.read_text()))
+        return {}
+
+
+def new_run_id(now: datetime, suffix: str | None = None) -> str:
+    """UTC time to the second and four hexadecimal digits: sorts by time, and two in one second differ."""
+    return f"{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{suffix or secrets.token_hex(2)}"
+
+
+def utc_now() -> str:
+    """Now as ISO 8601 in UTC, to the millisecond: 2026-01-02T03:04:05.678Z."""
+    return utc_text(datetime.now(timezone.utc))
+
+
+def utc_text(moment: datetime) -> str:
+    """A moment as ISO 8601 in UTC, to the millisecond."""
+    return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """Seconds between two texts that utc_now() made."""
+    first, second = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (earlier, later))
+    return (second - first).total_seconds()
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Publish a whole file by one rename: readers see the old content or the new, never a part.
+
+    The file is fsynced before the rename and the folder after it, so a published file survives a power cut.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Publish a JSON object by one rename."""
+    write_atomic(path, json.dumps({"format_version": FORMAT_VERSION, **value}, indent=2, ensure_ascii=False) + "\n")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals inside a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    """Add one JSON object as a line with a single write; a line that a kill cut short is closed first."""
+    data = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines; a line that a kill cut short is left out."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+                yield json.loads(line)
+
+
+class LineHandler(logging.Handler):
+    """Writes each log line with one write, so that lines of many ranks in one file stay whole.
+
+    `2026-01-02T03:04:05.678Z r00017 I text`
+    """
+
+    def __init__(self, label: str, descriptor: int = 2) -> None:
+        """label: who speaks, such as r00017.  descriptor: where to, standard error by default."""
+        super().__init__()
+        self._label = label
+        self._descriptor = descriptor
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; a text of several lines repeats the head on each."""
+        moment = utc_text(datetime.fromtimestamp(record.created, timezone.utc))
+        head = f"{moment} {self._label} {record.levelname[0]} "
+        text = "".join(f"{head}{line}\n" for line in record.getMessage().splitlines() or [""])
+        # A closed pipe or a full disk must not end the training that wanted to speak.
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, text.encode(errors="backslashreplace"))
+
+
+def make_logger(label: str, *, level: int = logging.INFO) -> logging.Logger:
+    """The process's logger, one line format for supervisor and ranks."""
+    logger = logging.getLogger("run")
+    logger.handlers[:] = [LineHandler(label)]
+    logger.setLevel(level)
+    logger.propagate = False
+    return logger
