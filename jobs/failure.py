@@ -1,0 +1,96 @@
+"""Failure: an exception in a rank -> [failure] -> its traceback, its record, and an exit at once.
+
+No clean-up: destroying a process group, or waiting for another rank, can hang for ever after an error, and then nobody
+ends the job.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from cluster.runs import EXIT_FAILED, EXIT_USAGE, FORMAT_VERSION, SupersededError, UsageError, utc_now
+
+if TYPE_CHECKING:
+    from jobs.loop import Loop
+
+log = logging.getLogger("run")
+
+# Errors that the death of another rank causes in this one; gloo's and NCCL's texts, torch 2.6 to 2.14.
+CONNECTION = re.compile(
+    r"gloo.*(Connection (closed|reset|refused)|Broken pipe|Timed out)|Connection (closed|reset) by peer|"
+    r"NCCL (error|communicator)|remote process has terminated|Broken pipe|failed to recv|recvValue|DistNetworkError",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def kind_of(error: BaseException) -> str:
+    """usage, connection or exception: what the supervisor's policy goes by.
+
+    Imports nothing: what failed may be the import of torch.
+    """
+    if isinstance(error, UsageError):
+        return "usage"
+    if isinstance(error, ConnectionError):  # RendezvousError is one
+        return "connection"
+    if isinstance(error, RuntimeError) and CONNECTION.search(f"{type(error).__name__}: {error}"):
+        return "connection"
+    return "exception"
+
+
+@dataclass
+class Whereabouts:
+    """What a failing rank can say of itself; filled in as it becomes known."""
+
+    rank: int = 0
+    attempt: int = 0  # 0: none is known yet
+    maybe_run_dir: Path | None = None
+    maybe_loop: "Loop | None" = None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.maybe_loop.state.step if self.maybe_loop is not None else 0
+
+
+def leave(error: BaseException, where: Whereabouts) -> NoReturn:
+    """Say what happened, record it, and end this process without waiting for anybody."""
+    if isinstance(error, SupersededError):  # the folder belongs to others: not even a record is written
+        log.error("%s", error)
+        os._exit(EXIT_FAILED)
+    kind = kind_of(error)
+    exit_code = EXIT_USAGE if kind == "usage" else EXIT_FAILED
+    text = str(error) if kind == "usage" else "".join(traceback.format_exception(error))
+    log.error("%s", text.rstrip("\n"))
+    if where.maybe_run_dir is not None and where.attempt > 0:
+        try:
+            record(error, kind, exit_code, where)
+        except OSError as unwritten:
+            log.error("no record of this failure could be written: %s", unwritten)
+    os._exit(exit_code)
+
+
+def record(error: BaseException, kind: str, exit_code: int, where: Whereabouts) -> None:
+    """Leave failures/aNNNN_rNNNNN.json; made by exclusive creation, so a rank's first failure stays."""
+    assert where.maybe_run_dir is not None
+    path = where.maybe_run_dir / "failures" / f"a{where.attempt:04d}_r{where.rank:05d}.json"
+    content = {
+        "format_version": FORMAT_VERSION,
+        "time": utc_now(),
+        "attempt": where.attempt,
+        "rank": where.rank,
+        "host": socket.gethostname(),
+        "step": where.step,
+        "kind": kind,
+        "exit_code": exit_code,
+        "exception": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        json.dump(content, file, indent=2)

@@ -1,0 +1,102 @@
+"""Recorder: training loop -> [metrics] -> events.jsonl, metrics.jsonl, heartbeat.json.  Rank 0's alone writes.
+
+metrics.jsonl holds each logged step once: a resumed run cuts it back to where its checkpoint stood.
+"""
+
+import logging
+import os
+import threading
+from typing import Any
+
+from cluster.runs import EXIT_FAILED, RunFolder, SupersededError, append_line, read_lines, utc_now, write_json
+
+log = logging.getLogger("run")
+
+BEAT_S = 5.0
+
+
+class Recorder:
+    """Writes what a run tells the world.  On ranks other than 0 every method does nothing."""
+
+    def __init__(self, run: RunFolder, *, attempt: int, job_id: str, writes: bool) -> None:
+        """writes: whether this is rank 0."""
+        self.run = run
+        self.attempt = attempt
+        self._job_id = job_id
+        self.writes = writes
+        self._beat: dict[str, Any] = {"phase": "starting", "step": 0}
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._keep_beating, daemon=True)
+
+    def event(self, name: str, /, **fields: Any) -> None:  # noqa: ANN401
+        """Add one event."""
+        if self.writes:
+            self.run.append_event(name, attempt=self.attempt, job_id=self._job_id, **fields)
+
+    def start_beating(self) -> None:
+        """Rewrite the heartbeat every BEAT_S seconds from now on, and at each change of phase."""
+        if self.writes:
+            self._write_beat()
+            self._thread.start()
+
+    def beat(self, **fields: Any) -> None:  # noqa: ANN401
+        """Say where the run is; a new phase is written at once, the rest with the next beat."""
+        if not self.writes:
+            return
+        changed = "phase" in fields and fields["phase"] != self._beat["phase"]
+        self._beat = self._beat | fields
+        if changed:
+            self._write_beat()
+
+    def stop_beating(self) -> None:
+        """Write the last heartbeat and no other."""
+        if self.writes and not self._ended.is_set():
+            self._ended.set()
+            self._write_beat()
+
+    def _keep_beating(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            try:
+                self.run.check_owner(self.attempt)
+                self._write_beat()
+            except SupersededError as error:
+                log.error("%s", error)
+                os._exit(EXIT_FAILED)
+            except OSError as error:
+                log.warning("no heartbeat this time: %s", error)
+
+    def _write_beat(self) -> None:
+        with self._lock:
+            write_json(self.run.heartbeat, {"time": utc_now(), "attempt": self.attempt, **self._beat})
+
+    def metrics_line(self, line: dict[str, Any]) -> None:
+        """Add one logged step."""
+        if self.writes:
+            append_line(self.run.metrics, line)
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics.jsonl, all of them on the disk: a checkpoint may point to this place."""
+        if not self.writes or not self.run.metrics.exists():
+            return 0
+        with self.run.metrics.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def cut_metrics(self, size: int) -> None:
+        """Take back the lines of steps that the checkpoint does not know."""
+        if not self.writes:
+            return
+        self.run.metrics.touch()
+        if self.run.metrics.stat().st_size > size:
+            os.truncate(self.run.metrics, size)
+
+    def best(self, step: int, accuracy: float) -> None:
+        """Say which checkpoint is the best by evaluation."""
+        if self.writes:
+            write_json(self.run.checkpoints / "best.json", {"step": step, "test_accuracy": accuracy})
+
+    def last_known_step(self) -> int:
+        """The last step that earlier attempts are known to have done."""
+        beat = self.run.read_json(self.run.heartbeat)
+        return max([int(beat.get("step", 0)), *(int(line["step"]) for line in read_lines(self.run.metrics))])

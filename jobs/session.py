@@ -1,0 +1,153 @@
+"""Session: [session] joins the ranks and builds the parts of one attempt for the loop."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from cluster.rank import RankEnv
+from cluster.runs import RunFolder
+from cluster.signals import StopFlag
+from cluster.spec import JobSpec
+from jobs.attempt import join_attempt, own_job_id
+from jobs.control import Control
+from jobs.data import DataSet, open_staged
+from jobs.device import choose_device, environment_of, use_device
+from jobs.loop import Length, Loop
+from jobs.metrics import Recorder
+from jobs.model import build_model
+from jobs.optim import build_optimizer
+from jobs.parallel import settle_buckets, wrap
+from jobs.rendezvous import connect, gloo_interface
+from jobs.restore import restore
+from jobs.state import TrainState
+
+log = logging.getLogger("run")
+
+MEET_S = 600.0  # nodes of one job may start minutes apart
+COLLECTIVE_S = 600.0  # longest wait of one collective; a dead peer is noticed at once, a silent one after this
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Session:
+    """What all ranks of an attempt share once they have met."""
+
+    spec: JobSpec
+    env: RankEnv
+    data: DataSet
+    device: torch.device
+    control: Control
+    run: RunFolder
+    attempt: int
+
+
+def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str]:
+    """Which network gloo uses, unless the user said: a host name that maps to 127.0.1.1 would mislead it."""
+    interface = None if "GLOO_SOCKET_IFNAME" in environ else gloo_interface(env.master_addr)
+    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+
+
+def join(
+    spec: JobSpec, env: RankEnv, stop: StopFlag, maybe_run_dir: Path | None, environ: Mapping[str, str]
+) -> Session:
+    """Open the data, choose the device, meet the other ranks and agree on run folder and attempt.
+
+    What this rank can find wrong by itself comes first: the others need not wait for it.
+    """
+    data = open_staged(spec.dataset)
+    device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
+    use_device(device, spec)
+    store = connect(env, timeout_s=MEET_S)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=timedelta(seconds=COLLECTIVE_S),
+    )
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
+    run, attempt = join_attempt(spec, maybe_run_dir, env, store, environ)
+    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt)
+
+
+def is_finished(session: Session) -> bool:
+    """Whether the run was finished before; as rank 0 sees it, since another node's file system may be behind."""
+    return bool(session.control.broadcast_object(session.run.summary.exists()))
+
+
+def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
+    """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
+    spec, env, device = session.spec, session.env, session.device
+    recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
+    length = Length.of(spec, len(session.data.train_labels), env.world_size)
+    environment = environment_of(device, spec, env)
+    torch.manual_seed(spec.train.seed)
+    model = build_model(spec.train.model, session.data.num_classes).to(device)
+    optimizer = build_optimizer(model, spec.train)
+    state = restore(
+        model, optimizer, session.control, recorder, global_batch=length.global_batch, environment=environment
+    )
+    announce(recorder, session, length, state)
+    ddp = wrap(model, device, spec.train)
+    settle_buckets(ddp, device)
+    return Loop(
+        spec=spec,
+        env=env,
+        data=session.data,
+        device=device,
+        model=model,
+        ddp=ddp,
+        optimizer=optimizer,
+        control=session.control,
+        recorder=recorder,
+        state=state,
+        length=length,
+        environment=environment,
+        saved_step=state.step,
+        began_s=began_s,
+    )
+
+
+def announce(recorder: Recorder, session: Session, length: Length, state: TrainState) -> None:
+    """Start the heartbeat, and say what is about to be trained."""
+    recorder.beat(
+        total_steps=length.total_steps,
+        steps_per_epoch=length.steps_per_epoch,
+        global_batch=length.global_batch,
+        step=state.step,
+    )
+    recorder.start_beating()
+    log.info(
+        "%s on %d ranks (%s), %s, global batch %d, %d steps in all, from step %d",
+        session.spec.train.model,
+        session.env.world_size,
+        session.env.launcher,
+        session.device.type,
+        length.global_batch,
+        length.total_steps,
+        state.step,
+    )
+
+
+def data_on(device: torch.device, data: DataSet) -> DataSet:
+    """The data set on the device: a few hundred megabytes of uint8, so that no step waits for a copy."""
+    if device.type == "cpu":
+        return data
+    tensors = {
+        field.name: getattr(data, field.name).to(device)
+        for field in dataclasses.fields(data)
+        if isinstance(getattr(data, field.name), torch.Tensor)
+    }
+    return dataclasses.replace(data, **tensors)
+
+
+def leave_together(loop: Loop) -> None:
+    """Return on every rank once all are done: no rank leaves before rank 0 has committed what it writes."""
+    loop.control.wait_for_all()
+    loop.recorder.stop_beating()
+    dist.destroy_process_group()

@@ -1,0 +1,82 @@
+"""Training program: one rank.  Every route runs it: supervisor, srun, torchrun, one process.
+
+    python -m jobs.train SPEC [section.key=value ...] [--run-dir DIR]
+
+Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and saved.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster.rank import ATTEMPT_VARIABLE, RankEnv, read_rank
+from cluster.runs import EXIT_FINISHED, EXIT_STOPPED, make_logger
+from cluster.signals import StopFlag
+from cluster.spec import JobSpec, load_spec
+from jobs.failure import Whereabouts, leave
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank to its end and return its exit code; a failure leaves by os._exit."""
+    began_s = time.monotonic()
+    stop = StopFlag()
+    stop.install()  # before torch comes in: its threads would take the signals
+    args = parse_arguments(argv)
+    where = Whereabouts(attempt=int(os.environ.get(ATTEMPT_VARIABLE, "0")), maybe_run_dir=args.run_dir)
+    make_logger("r?????")
+    try:
+        env = read_rank(os.environ, args.local_rank)
+        where.rank = env.rank
+        make_logger(f"r{env.rank:05d}", level=logging.INFO if env.rank == 0 else logging.WARNING)
+        spec = load_spec(args.spec, args.overrides, cwd=Path.cwd())
+        os.environ.update(library_variables(spec, os.environ))
+        return attend(spec, env, stop, where, began_s)
+    except Exception as error:
+        leave(error, where)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; --local_rank and --local-rank are what old launch scripts pass."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.train", description="Train as one rank.")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    parser.add_argument("--run-dir", type=lambda text: Path(text).absolute(), help="go on with the run in this folder")
+    parser.add_argument("--local-rank", "--local_rank", type=int)
+    return parser.parse_args(argv)
+
+
+def library_variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """What libraries read from the environment when they are loaded; the user's own choice stays."""
+    wanted = {"OMP_NUM_THREADS": str(spec.train.threads_per_rank)}
+    if spec.train.deterministic and "CUBLAS_WORKSPACE_CONFIG" not in environ:
+        wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS, "Results reproducibility"
+    return wanted
+
+
+def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, began_s: float) -> int:
+    """Join the ranks, train, and leave together with them."""
+    from jobs.finish import finish
+    from jobs.session import build, is_finished, join, leave_together, network_variables
+
+    os.environ.update(network_variables(env, os.environ))
+    session = join(spec, env, stop, where.maybe_run_dir, os.environ)
+    where.maybe_run_dir, where.attempt = session.run.path, session.attempt
+    if is_finished(session):
+        logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
+        return EXIT_FINISHED
+    where.maybe_loop = loop = build(session, os.environ, began_s=began_s)
+    all_done = loop.run()
+    if all_done and env.rank == 0:
+        finish(loop)
+    leave_together(loop)
+    return EXIT_FINISHED if all_done else EXIT_STOPPED
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    sys.stderr.flush()
+    os._exit(exit_code)  # interpreter and libraries have nothing left to do, and some hang while they do it

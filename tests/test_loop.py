@@ -1,0 +1,188 @@
+"""One rank, whole runs: stopped or killed at every boundary there is, and gone on with."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from cluster.runs import RunFolder
+from cluster.spec import JobSpec
+from jobs.control import Control
+from jobs.digest import weights_sha256
+from jobs.loop import Length, Loop, step_seed
+from tests.small_run import (
+    CountingControl,
+    Killed,
+    claim,
+    lone_group,
+    make_run,
+    make_spec,
+    metrics_of,
+    start_attempt,
+    undisturbed,
+)
+
+NUM_BOUNDARIES = 14
+"""Agreements of the small run: one before the first step, one a step, three before saves, two in evaluations."""
+NUM_BOUNDARIES_SAVING = NUM_BOUNDARIES + 2
+"""The same with a save every two steps."""
+VARYING = {"step_seconds", "metrics_bytes"}
+
+
+group = pytest.fixture(scope="module")(lone_group)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> JobSpec:
+    return make_spec(tmp_path_factory.mktemp("loop"))
+
+
+@pytest.fixture(scope="module")
+def saving(spec: JobSpec) -> JobSpec:
+    """The same run with a save every two steps."""
+    return with_checkpoints(spec, every_steps=2)
+
+
+def with_checkpoints(spec: JobSpec, **changes: float) -> JobSpec:
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=changes)})
+
+
+@pytest.fixture(scope="module")
+def straight(spec: JobSpec, group: dist.ProcessGroup) -> Loop:
+    """The run that nothing disturbs."""
+    return undisturbed(spec, group, "straight")
+
+
+def attempt(spec: JobSpec, run: RunFolder, control: Control) -> tuple[Loop, bool]:
+    """Run one attempt until it finishes, stops or is killed; whether it finished."""
+    loop = start_attempt(spec, run, control, claim(run))
+    try:
+        return loop, loop.run()
+    except Killed:
+        return loop, False
+    finally:
+        loop.recorder.stop_beating()
+
+
+def outcome(loop: Loop) -> dict[str, Any]:
+    """All that must not depend on how often a run was interrupted."""
+    state = {key: value for key, value in loop.state.as_dict().items() if key not in VARYING}
+    return state | {"weights": weights_sha256(loop.model.state_dict()), "metrics": metrics_of(loop.recorder.run)}
+
+
+def events_of(loop: Loop, name: str) -> list[dict[str, Any]]:
+    return [event for event in loop.recorder.run.read_events() if event["event"] == name]
+
+
+def test_undisturbed_run_logs_each_step_once_and_evaluates_where_it_should(straight: Loop) -> None:
+    lines = metrics_of(straight.recorder.run)
+    assert [(line["step"], line["epoch"], "test_loss" in line) for line in lines] == [
+        (1, 0, False),
+        (2, 0, False),
+        (3, 0, False),
+        (4, 1, False),
+        (5, 1, False),
+        (6, 1, True),
+        (7, 2, False),
+        (8, 2, True),
+    ]
+    assert (straight.state.images, straight.state.epoch, straight.state.samples) == (28, 2, 8)
+
+
+def test_train_loss_is_the_mean_over_the_samples_of_the_epoch(straight: Loop) -> None:
+    losses = {line["step"]: line["loss"] for line in metrics_of(straight.recorder.run)}
+    assert straight.state.train_loss == pytest.approx((losses[7] * 4 + losses[8] * 4) / 8, rel=1e-12)
+
+
+def test_boundaries_of_this_file_are_all_that_there_are(
+    spec: JobSpec, saving: JobSpec, group: dist.ProcessGroup
+) -> None:
+    controls = CountingControl(group), CountingControl(group)
+    attempt(spec, make_run(spec, "counted"), controls[0])
+    attempt(saving, make_run(spec, "counted_saving"), controls[1])
+    assert [control.num_posts for control in controls] == [NUM_BOUNDARIES, NUM_BOUNDARIES_SAVING]
+
+
+@pytest.mark.parametrize("boundary", range(NUM_BOUNDARIES))
+def test_run_stopped_at_any_boundary_ends_as_the_undisturbed_one(
+    spec: JobSpec, group: dist.ProcessGroup, straight: Loop, boundary: int
+) -> None:
+    run = make_run(spec, f"stopped_{boundary}")
+    first, finished = attempt(spec, run, CountingControl(group, stop_at=boundary))
+    assert not finished
+    second, finished = attempt(spec, run, CountingControl(group))
+    assert finished
+    assert outcome(second) == outcome(straight)
+    stopped, resumed = events_of(second, "stopped"), events_of(second, "resumed")
+    assert [event["step"] for event in stopped] == [event["from_step"] for event in resumed] == [first.state.step]
+    assert [event["lost_steps"] for event in resumed] == [0]
+
+
+@pytest.mark.parametrize("boundary", range(NUM_BOUNDARIES_SAVING))
+def test_run_killed_at_any_boundary_ends_as_the_undisturbed_one(
+    saving: JobSpec, group: dist.ProcessGroup, straight: Loop, boundary: int
+) -> None:
+    run = make_run(saving, f"killed_{boundary}")
+    attempt(saving, run, CountingControl(group, kill_at=boundary))
+    second, finished = attempt(saving, run, CountingControl(group))
+    assert finished
+    assert outcome(second) == outcome(straight)
+
+
+def test_run_whose_attempts_are_all_stopped_after_two_boundaries_gets_to_the_same_end(
+    saving: JobSpec, group: dist.ProcessGroup, straight: Loop
+) -> None:
+    run = make_run(saving, "again_and_again")
+    ends = [attempt(saving, run, CountingControl(group, stop_at=2)) for _ in range(6)]
+    assert [loop.state.step for loop, _ in ends] == [2, 3, 4, 6, 8, 8]
+    assert [finished for _, finished in ends] == [False] * 5 + [True]
+    assert outcome(ends[-1][0]) == outcome(straight)
+
+
+def test_stop_before_the_first_step_saves_nothing(spec: JobSpec, group: dist.ProcessGroup) -> None:
+    loop, finished = attempt(spec, make_run(spec, "at_once"), CountingControl(group, stop_at=0))
+    assert not finished
+    assert [(event["event"], event.get("step")) for event in loop.recorder.run.read_events()[2:]] == [
+        ("stop_requested", 0),
+        ("stopped", 0),
+    ]
+    assert list(loop.recorder.run.checkpoints.iterdir()) == []
+
+
+def test_stop_is_learnt_one_step_later_and_told_before_its_save(spec: JobSpec, group: dist.ProcessGroup) -> None:
+    loop, _ = attempt(spec, make_run(spec, "told"), CountingControl(group, stop_at=1))
+    told = [(event["event"], event["step"]) for event in loop.recorder.run.read_events() if "step" in event]
+    assert told == [("first_step", 1), ("stop_requested", 2), ("checkpoint_saved", 2), ("stopped", 2)]
+
+
+def test_clock_of_rank_0_asks_for_a_save_at_the_next_boundary(spec: JobSpec, group: dist.ProcessGroup) -> None:
+    always = with_checkpoints(spec, every_minutes=1e-9)
+    loop, _ = attempt(always, make_run(spec, "clock"), CountingControl(group))
+    assert [event["step"] for event in events_of(loop, "checkpoint_saved")] == [2, 3, 5, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        ({}, (4, 3, 8, 3)),
+        ({"max_steps": None}, (4, 3, 9, 3)),
+        ({"max_steps": 100}, (4, 3, 9, 3)),
+        ({"warmup_epochs": 0.5}, (4, 3, 8, 2)),
+        ({"global_batch_size": None, "batch_size_per_rank": 2}, (8, 2, 6, 2)),
+        ({"global_batch_size": 10}, (10, 1, 3, 1)),
+    ],
+)
+def test_length_ends_with_epochs_or_max_steps(
+    spec: JobSpec, train: dict[str, Any], expected: tuple[int, int, int, int]
+) -> None:
+    changed = spec.model_copy(update={"train": spec.train.model_copy(update=train)})
+    assert dataclasses.astuple(Length.of(changed, num_samples=10, world_size=4)) == expected
+
+
+def test_step_seed_differs_by_each_of_its_arguments() -> None:
+    seeds = [step_seed(0, 0, 0), step_seed(1, 0, 0), step_seed(0, 1, 0), step_seed(0, 0, 1), step_seed(0, 10, 1)]
+    seeds += [step_seed(0, 1, 10), step_seed(1, 1, 0)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert step_seed(0, 0, 0) == seeds[0]
