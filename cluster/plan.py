@@ -1,0 +1,146 @@
+"""Launch plan: spec -> [plan] -> submit, supervise.  Pure: the same spec and run folder give the same plan.
+
+The plan says what Slurm is asked for, which command runs as the batch step, and which command each rank runs.  It is
+kept as plan.json, so that the supervisor needs neither YAML nor pydantic to start.
+Sources: sbatch(1), srun(1), Slurm 22.05.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.runs import FORMAT_VERSION, RunError, RunFolder, write_json
+from cluster.slurm import literal_path
+
+if TYPE_CHECKING:  # the supervisor reads a plan without loading pydantic
+    from cluster.spec import JobSpec
+
+STOP_SIGNAL = "USR2"
+
+FlagValue = str | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One run as it will be started; every value is text, a number or a list of them."""
+
+    run_dir: str  # absolute
+    name: str
+    cluster: str  # slurm or local
+    sbatch: Mapping[str, FlagValue]  # long options of sbatch without dashes; True is a bare flag
+    preamble: tuple[str, ...]  # shell lines before the supervisor: the spec's env and setup
+    supervisor: tuple[str, ...]  # command of the batch step
+    rank: tuple[str, ...]  # command of each rank
+    num_nodes: int
+    num_tasks_per_node: int
+    cpus_per_task: int | None
+    signal_lead_s: int
+    time_limit_s: int | None
+    threads_per_rank: int
+    maybe_visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES at a local submission, put back for the ranks
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.num_nodes * self.num_tasks_per_node
+
+
+def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpus: str | None = None) -> LaunchPlan:
+    """Lay out how a spec is started in a run folder.
+
+    python: absolute path of the interpreter that supervisor and ranks use.
+    """
+    return LaunchPlan(
+        run_dir=str(run.path),
+        name=spec.name,
+        cluster=spec.cluster,
+        sbatch=sbatch_flags(spec, run) if spec.cluster == "slurm" else {},
+        preamble=preamble(spec.env, spec.setup),
+        supervisor=(python, "-m", "cluster.supervise", str(run.path)),
+        rank=(python, "-m", "jobs.train", str(run.spec), "--run-dir", str(run.path)),
+        num_nodes=spec.nodes,
+        num_tasks_per_node=spec.num_tasks_per_node,
+        cpus_per_task=spec.cpus_per_task,
+        signal_lead_s=spec.signal_lead_s,
+        time_limit_s=spec.time_limit_s,
+        threads_per_rank=spec.train.threads_per_rank,
+        maybe_visible_gpus=maybe_visible_gpus,
+    )
+
+
+def sbatch_flags(spec: "JobSpec", run: RunFolder) -> dict[str, FlagValue]:
+    """The long options of sbatch for a spec; keys that the spec leaves out are not given to Slurm at all."""
+    asked: dict[str, FlagValue | None] = {
+        "job-name": spec.name,
+        "nodes": spec.nodes,
+        "ntasks-per-node": spec.num_tasks_per_node,
+        "cpus-per-task": spec.cpus_per_task,
+        "gpus-per-node": spec.gpus_per_node,
+        "mem": mebibytes(spec.memory_per_node_mib),
+        "mem-per-cpu": mebibytes(spec.memory_per_cpu_mib),
+        "mem-per-gpu": mebibytes(spec.memory_per_gpu_mib),
+        "partition": spec.partition,
+        "account": spec.account,
+        "qos": spec.qos,
+        "constraint": spec.constraint,
+        "nodelist": spec.nodelist,
+        "exclude": spec.exclude,
+        "reservation": spec.reservation,
+        "exclusive": spec.exclusive or None,
+        "time": spec.slurm_time,
+        "comment": spec.comment,
+        "mail-user": spec.mail_user,
+        "mail-type": spec.mail_type,
+        # Explicit, since a site's JobRequeue=0 would refuse `scontrol requeue` otherwise; append, since a requeued
+        # job truncates its files by default; no B:, since the ranks are job steps and the batch step is not signalled.
+        "requeue": True,
+        "open-mode": "append",
+        "signal": f"{STOP_SIGNAL}@{spec.signal_lead_s}",
+        "output": f"{literal_path(run.logs)}/{run.batch_log('%j').name}",
+    }
+    return {key: value for key, value in asked.items() if value is not None} | dict(spec.sbatch)
+
+
+def mebibytes(amount: int | None) -> str | None:
+    """An amount of memory as Slurm reads it without doubt."""
+    return None if amount is None else f"{amount}M"
+
+
+def preamble(env: Mapping[str, str], setup: Sequence[str]) -> tuple[str, ...]:
+    """Shell lines that run before the supervisor; a failing one ends the job."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()] + list(setup)
+    return ("set -e", *lines) if lines else ()
+
+
+def write_plan(plan: LaunchPlan, run: RunFolder) -> None:
+    """Publish plan.json."""
+    write_json(run.plan, asdict(plan))
+
+
+def read_plan(run: RunFolder) -> LaunchPlan:
+    """Read plan.json back.
+
+    Raises RunError: there is none, or this release cannot read it.
+    """
+    try:
+        kept: dict[str, Any] = dict(json.loads(run.plan.read_text()))
+    except FileNotFoundError:
+        raise RunError(f"{run.path} is no run folder: it holds no plan.json") from None
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{run.plan} is damaged: {error}") from None
+    version = kept.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise RunError(f"{run.plan} has format_version {version}; this release reads {FORMAT_VERSION}")
+    differing = set(kept) ^ {field.name for field in fields(LaunchPlan)}
+    if differing:
+        raise RunError(f"{run.plan} is damaged: missing or unknown keys: {', '.join(sorted(differing))}")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
+    return LaunchPlan(**values)
+
+
+def python_at(executable: str) -> str:
+    """Absolute path of an interpreter, with a virtual environment's link kept as it is."""
+    return str(Path(executable).absolute())

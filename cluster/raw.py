@@ -1,0 +1,155 @@
+"""Raw sbatch route: a source spec and a running allocation -> [raw] -> the run folder that submit would have made.
+
+Loaded by the supervisor only where there is a source spec to read: it brings in pydantic and YAML.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster import index, slurm
+from cluster.allocation import expand_nodelist, expand_task_list
+from cluster.plan import LaunchPlan, make_plan, python_at, read_plan, write_plan
+from cluster.runs import RunError, RunFolder, write_atomic
+from cluster.signals import STOP_SIGNALS
+from cluster.spec import JobSpec, SpecError, changed_keys, dump_spec, load_spec
+from cluster.spec_units import slurm_time
+
+log = logging.getLogger("run")
+
+
+def prepare(spec_path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunFolder, LaunchPlan]:
+    """Make the run folder named by the job id, or find the one that this job made before it was requeued.
+
+    From here on the supervisor's log is the run folder's.
+
+    Raises RunError: the spec is wrong, or the allocation does not say what it is.
+    """
+    job_id = environ["SLURM_JOB_ID"]
+    run = maybe_known_run(job_id, environ) or make_run(spec_path, overrides, job_id, environ)
+    plan = read_plan(run)
+    redirect_output(run.batch_log(job_id))
+    if plan.preamble:
+        run_preamble(plan, environ)
+    return run, plan
+
+
+def maybe_known_run(job_id: str, environ: Mapping[str, str]) -> RunFolder | None:
+    """The run of a requeued job, so that a spec edited since cannot change it."""
+    if not is_requeued(environ):
+        return None
+    try:
+        return index.find_run(job_id, environ)
+    except RunError:
+        return None
+
+
+def is_requeued(environ: Mapping[str, str]) -> bool:
+    """Whether this job has run before."""
+    return environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
+def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Mapping[str, str]) -> RunFolder:
+    """Freeze the spec as the allocation has it; a run folder that is complete already stays as it is.
+
+    Raises RunError: the spec is wrong, or this job (a salloc) has begun a run of this name with another spec.
+    """
+    try:
+        asked = load_spec(spec_path, overrides, cwd=Path.cwd())
+    except SpecError as error:
+        raise RunError(str(error)) from None
+    run = RunFolder(asked.run_root / asked.name / job_id)
+    spec = as_allocated(asked, environ)
+    if run.plan.exists():
+        differing = changed_keys(load_spec(run.spec, cwd=run.path), spec)
+        if differing and not is_requeued(environ):
+            raise RunError(
+                f"{run.path} holds a run of this job with another spec ({', '.join(differing)}): give this one another "
+                f"name, or go on with that one by python -m cluster.supervise {run.path}"
+            )
+        return run
+    run.make()
+    write_atomic(run.spec, dump_spec(spec))
+    run.append_event("submitted", attempt=0, job_id=job_id, route="sbatch")
+    write_plan(make_plan(spec, run, python=python_at(sys.executable)), run)
+    index.register(run, job_id, environ)
+    return run
+
+
+def as_allocated(asked: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """The spec with the allocation's values in place of its own Slurm keys; a difference is one warning.
+
+    A key that the spec leaves to the cluster cannot be contradicted.
+    """
+    wanted = {
+        "nodes": asked.nodes,
+        "tasks_per_node": asked.tasks_per_node,
+        "gpus_per_node": asked.num_gpus_per_node,
+        "cpus_per_task": asked.cpus_per_task,
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        "time_limit": asked.slurm_time,
+    }
+    had = allocated(environ)
+    differing = {key: value for key, value in had.items() if wanted[key] not in (None, value)}
+    if differing:
+        listed = "; ".join(f"{key}: {wanted[key]} -> {value}" for key, value in differing.items())
+        log.warning("the allocation wins over the spec: %s", listed)
+    changes = differing | {"cluster": "slurm"}
+    if "gpus_per_node" in differing:
+        changes["gpus_per_node"] = str(had["gpus_per_node"]) if had["gpus_per_node"] else None
+    return asked.model_copy(update=changes)
+
+
+def allocated(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the batch shell's variables and squeue say of the allocation, by the spec's keys.
+
+    Raises RunError: a variable that every allocation has is missing.
+    """
+    try:
+        nodes = expand_nodelist(environ["SLURM_JOB_NODELIST"])
+        tasks = expand_task_list(environ["SLURM_TASKS_PER_NODE"])
+    except KeyError as error:
+        raise RunError(f"{error.args[0]} is not set: start this inside a Slurm job") from None
+    had: dict[str, Any] = {"nodes": len(nodes), "gpus_per_node": int(environ.get("SLURM_GPUS_ON_NODE", "0"))}
+    if "SLURM_NTASKS" in environ:
+        had["tasks_per_node"] = max(tasks)
+    if "SLURM_CPUS_PER_TASK" in environ:
+        had["cpus_per_task"] = int(environ["SLURM_CPUS_PER_TASK"])
+    names = {key: environ.get(f"SLURM_JOB_{key.upper()}") for key in ("partition", "account", "qos")}
+    limit = maybe_time_limit(environ)
+    return had | {key: value for key, value in names.items() if value} | ({"time_limit": limit} if limit else {})
+
+
+def maybe_time_limit(environ: Mapping[str, str]) -> str | None:
+    """The job's time limit as [D-]HH:MM:SS; None when it has none, or Slurm does not answer."""
+    try:
+        limit_s = slurm.maybe_time_limit_s(environ["SLURM_JOB_ID"], environ)
+    except slurm.SlurmError as error:
+        log.warning("the time limit is not compared with the spec's: %s", error)
+        return None
+    return None if limit_s is None else slurm_time(limit_s)
+
+
+def redirect_output(path: Path) -> None:
+    """Send what this process and its children say to a file from here on."""
+    print(f"the log goes on in {path}", flush=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def run_preamble(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+    """Start over in the run folder, under a shell that has run the spec's env and setup lines.
+
+    Stop signals stay blocked until the next process has its handlers.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    script = "\n".join([*plan.preamble, 'exec "$@"'])
+    os.execve("/bin/bash", ["bash", "-c", script, "bash", *plan.supervisor], dict(environ))

@@ -1,0 +1,111 @@
+"""Resumption by hand: a run folder and changed keys -> [resume] -> the spec of its next job.
+
+Most of a spec is what the run is; only what leaves its past as it was may change.
+"""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import slurm
+from cluster.runs import RunFolder, UsageError, sync_folder, write_atomic
+from cluster.spec import JobSpec, changed_keys, dump_spec, load_spec
+
+FREE_KEYS = frozenset(("time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes"))
+
+
+class ResumeError(UsageError):
+    """The run cannot go on like this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A run that may go on."""
+
+    run: RunFolder
+    spec: JobSpec
+    is_done: bool  # finished already, and nothing asked for that would make it longer
+    commit: Callable[[], None]  # puts the changed spec into the run folder
+
+
+def prepare_resumption(run: RunFolder, overrides: Sequence[str], environ: Mapping[str, str]) -> Resumption:
+    """Check that a run may go on with these changes; writes nothing until commit() is called.
+
+    Raises ResumeError: it is cancelled, a job of it is alive, or a key is fixed.  Raises SpecError: a value is wrong.
+    """
+    old = load_spec(run.spec, cwd=run.path)
+    spec = load_spec(run.spec, overrides, cwd=Path.cwd())
+    changed = changed_keys(old, spec)
+    check_changes(old, spec, changed, run)
+    if (run.path / "cancelled.json").exists():
+        raise ResumeError(f"{run.path} was cancelled by its user and stays ended")
+    is_longer = "train.epochs" in changed
+    is_done = run.summary.exists() and not is_longer
+    if not is_done:
+        check_nobody_runs(run, old, environ)
+    return Resumption(run, spec, is_done, lambda: commit(run, spec, changed))
+
+
+def check_changes(old: JobSpec, spec: JobSpec, changed: Sequence[str], run: RunFolder) -> None:
+    """Raises ResumeError: a changed key is part of what the run is."""
+    free = FREE_KEYS | {"train.epochs"} | ({"nodes"} if old.train.global_batch_size is not None else set())
+    fixed = [key for key in changed if key not in free]
+    if fixed:
+        hint = " (nodes may change in a run with train.global_batch_size)" if "nodes" in fixed else ""
+        raise ResumeError(
+            f"{', '.join(fixed)}: fixed since the run began{hint}; a resumption may change {', '.join(sorted(free))}"
+        )
+    done = max((event["step"] for event in run.read_events() if event["event"] == "checkpoint_saved"), default=0)
+    if spec.train.epochs < old.train.epochs and done:
+        raise ResumeError(
+            f"train.epochs: {spec.train.epochs} is less than the run's {old.train.epochs}, and {done} steps are done; "
+            "a run in progress can only be made longer"
+        )
+    limit = old.train.max_steps
+    if "train.epochs" in changed and limit is not None and run.read_json(run.summary).get("steps") == limit:
+        raise ResumeError(f"train.epochs: the run ended by train.max_steps={limit}, which is fixed")
+
+
+def check_nobody_runs(run: RunFolder, old: JobSpec, environ: Mapping[str, str]) -> None:
+    """Raises ResumeError: a job of this run is queued or running, or Slurm did not say."""
+    submitted = [event for event in run.read_events() if event["event"] == "submitted"]
+    if old.cluster == "local" or (submitted and submitted[-1].get("route") == "direct"):
+        owner = run.read_attempt(run.latest_attempt())
+        if owner and is_alive(int(owner["pid"]), owner["host"]):
+            raise ResumeError(f"{run.path} is being trained by process {owner['pid']} on {owner['host']}")
+        return
+    job_id = submitted[-1]["job_id"] if submitted else ""
+    try:
+        job = slurm.maybe_job_state(job_id, environ) if job_id else None
+    except slurm.SlurmError as error:
+        raise ResumeError(f"Slurm did not say whether job {job_id} of this run is alive: {error}") from None
+    if not slurm.has_ended(job):
+        assert job is not None
+        raise ResumeError(f"job {job_id} of this run is {job.state}: it goes on by itself; to end it: scancel {job_id}")
+
+
+def is_alive(pid: int, host: str) -> bool:
+    """Whether a supervisor of this machine is alive; of another machine nothing can be said, and it counts as dead."""
+    if host != socket.gethostname():
+        return False
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"cluster.supervise" in command or b"jobs.train" in command
+
+
+def commit(run: RunFolder, spec: JobSpec, changed: Sequence[str]) -> None:
+    """Put the changed spec into the run folder; what a finished run had is kept beside it."""
+    attempt = run.latest_attempt()
+    if "train.epochs" in changed:
+        if run.summary.exists():
+            write_atomic(run.path / f"summary.a{attempt:04d}.json", run.summary.read_bytes())
+        write_atomic(run.path / f"spec.a{attempt:04d}.yaml", run.spec.read_bytes())
+        run.append_event("extended", attempt=attempt, job_id="", epochs=spec.train.epochs)
+    if changed:
+        write_atomic(run.spec, dump_spec(spec))
+    for mark in (run.path / "stop.json", run.summary):
+        mark.unlink(missing_ok=True)
+    sync_folder(run.path)

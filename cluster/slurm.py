@@ -1,0 +1,118 @@
+"""Slurm's commands: the one place that runs them.  Standard library only.
+
+Argument lists, never a shell; parsable output; what a command wrote to standard error goes into the exception.
+Sources: squeue(1), scontrol(1), slurm.conf(5); forms seen on 22.05 and 24.11.
+"""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ANSWER_S = 30.0  # a controller that hangs answers after slurm.conf's MessageTimeout, 10 s by default
+
+# PREEMPTED is a job under PreemptMode=CANCEL: a requeued job shows as PENDING.
+ENDED_STATES = frozenset(
+    (
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    )
+)
+
+
+class SlurmError(RuntimeError):
+    """A Slurm command failed, or Slurm did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What squeue says of one job."""
+
+    state: str  # Slurm's word, such as PENDING or RUNNING
+    reason: str
+    nodes: str  # host list, empty while pending
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> str:
+    """Run one command and return its standard output.
+
+    Raises SlurmError: it is not installed, failed, or gave no answer in time.
+    """
+    # SQUEUE_PARTITION, SQUEUE_USERS and their like in a user's profile would hide jobs that we ask for by id.
+    kept = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        done = subprocess.run(
+            argv, env=kept, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
+        )
+    except FileNotFoundError:
+        raise SlurmError(f"{argv[0]} is not on PATH: is this a machine of the cluster?") from None
+    except OSError as error:
+        raise SlurmError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{' '.join(argv)}: no answer within {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        raise SlurmError(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def literal_path(path: Path) -> str:
+    """A path for --output, in which Slurm would expand % and what follows it; sbatch(1), "filename pattern"."""
+    return str(path).replace("%", "%%")
+
+
+def maybe_job_state(job_id: str, environ: Mapping[str, str]) -> JobState | None:
+    """The job's line of squeue; None when Slurm answered and no longer knows the job.
+
+    Raises SlurmError: no answer, which says nothing about the job.
+    """
+    try:
+        answer = run(["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T|%r|%N"], environ)
+    except SlurmError as error:
+        if "Invalid job id specified" in str(error):
+            return None
+        raise
+    found = [line.split("|", 2) for line in answer.splitlines() if line.count("|") >= 2]
+    return JobState(*found[0]) if found else None
+
+
+def has_ended(job: JobState | None) -> bool:
+    """Whether the job has left the queue for good; None is a job that Slurm no longer knows."""
+    return job is None or job.state in ENDED_STATES
+
+
+def kill_wait_s(environ: Mapping[str, str]) -> float:
+    """slurm.conf's KillWait: seconds between TERM and KILL."""
+    answer = run(["scontrol", "show", "config"], environ)
+    match = re.search(r"^KillWait\s*=\s*(\d+)", answer, re.MULTILINE)
+    if match is None:
+        raise SlurmError("scontrol show config names no KillWait")
+    return float(match.group(1))
+
+
+def maybe_time_limit_s(job_id: str, environ: Mapping[str, str]) -> int | None:
+    """A job's time limit in seconds; None when it has none."""
+    text = run(["squeue", "-h", "-j", job_id, "-o", "%l"], environ).strip()
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:  # UNLIMITED, NOT_SET, INVALID
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def node_addresses(nodes: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """NodeAddr of each node, as slurm.conf gives it."""
+    answer = run(["scontrol", "show", "node", "--oneliner", ",".join(nodes)], environ)
+    found = re.findall(r"NodeName=(\S+) .*?NodeAddr=(\S+)", answer)
+    missing = set(nodes) - {name for name, _ in found}
+    if missing:
+        raise SlurmError(f"scontrol show node gives no NodeAddr for {', '.join(sorted(missing))}")
+    return dict(found)

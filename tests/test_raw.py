@@ -1,0 +1,115 @@
+"""Raw sbatch route: the spec as the allocation has it, frozen once per job."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from cluster import raw
+from cluster.plan import read_plan
+from cluster.runs import RunError
+from cluster.spec import load_spec
+from tests.executables import put_answer
+
+SPEC = "name: demo\nnodes: 4\ngpus_per_node: 2\ncpus_per_task: 4\ntime_limit: 8:00:00\npartition: gpu\n"
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The variables of an allocation that is just what SPEC asks for."""
+    put_answer(tmp_path / "bin", "squeue", "8:00:00\n")
+    return {
+        "PATH": str(tmp_path / "bin"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-4]",
+        "SLURM_NTASKS": "8",
+        "SLURM_TASKS_PER_NODE": "2(x4)",
+        "SLURM_CPUS_PER_TASK": "4",
+        "SLURM_GPUS_ON_NODE": "2",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_JOB_ACCOUNT": "the site's default",
+    }
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What is logged, also where a test before made the logger of a supervisor."""
+    monkeypatch.setattr(logging.getLogger("run"), "propagate", True)
+    return caplog
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "source.yaml"
+    path.write_text(f"{SPEC}run_root: {tmp_path}/runs\n")
+    return path
+
+
+def test_run_folder_bears_the_job_id_and_holds_the_spec_and_its_plan(
+    spec: Path, tmp_path: Path, environ: dict[str, str], log: pytest.LogCaptureFixture
+) -> None:
+    run = raw.make_run(spec, ["train.lr=0.5"], "17", environ)
+    assert run.path == tmp_path / "runs" / "demo" / "17"
+    assert load_spec(run.spec, cwd=run.path) == load_spec(spec, ["train.lr=0.5"], cwd=Path.cwd())
+    assert (read_plan(run).num_nodes, read_plan(run).world_size) == (4, 8)
+    events = [{**event, "time": ""} for event in run.read_events()]
+    assert events == [{"time": "", "event": "submitted", "attempt": 0, "job_id": "17", "route": "sbatch"}]
+    assert log.messages == []
+
+
+def test_allocation_wins_over_the_spec_with_one_warning(
+    spec: Path, tmp_path: Path, environ: dict[str, str], log: pytest.LogCaptureFixture
+) -> None:
+    put_answer(tmp_path / "bin", "squeue", "1-00:00:00\n")
+    tasks = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NTASKS": "2"}
+    run = raw.make_run(spec, [], "17", environ | tasks | {"SLURM_GPUS_ON_NODE": "1"})
+    assert log.messages == [
+        "the allocation wins over the spec: nodes: 4 -> 2; gpus_per_node: 2 -> 1; tasks_per_node: 2 -> 1; "
+        "time_limit: 08:00:00 -> 1-00:00:00"
+    ]
+    overrides = ["nodes=2", "gpus_per_node=1", "tasks_per_node=1", "time_limit=1-00:00:00"]
+    assert load_spec(run.spec, cwd=run.path) == load_spec(spec, overrides, cwd=Path.cwd())
+
+
+def test_requeued_job_goes_on_with_its_frozen_spec_though_the_source_was_edited(
+    spec: Path, environ: dict[str, str]
+) -> None:
+    run = raw.make_run(spec, [], "17", environ)
+    frozen = run.spec.read_text()
+    spec.write_text(f"{spec.read_text()}train: {{lr: 0.5}}\n")
+    requeued = environ | {"SLURM_RESTART_COUNT": "1"}
+    assert (raw.maybe_known_run("17", environ), raw.maybe_known_run("17", requeued)) == (None, run)
+    assert raw.maybe_known_run("18", requeued) is None
+    assert raw.make_run(spec, [], "17", requeued) == run  # where the index is lost
+    assert run.spec.read_text() == frozen
+
+
+def test_second_run_in_one_allocation_needs_another_name_unless_its_spec_is_the_same(
+    spec: Path, environ: dict[str, str]
+) -> None:
+    run = raw.make_run(spec, [], "17", environ)
+    assert raw.make_run(spec, [], "17", environ) == run
+    with pytest.raises(RunError) as caught:
+        raw.make_run(spec, ["train.lr=0.5"], "17", environ)
+    assert str(caught.value) == (
+        f"{run.path} holds a run of this job with another spec (train.lr): give this one another name, "
+        f"or go on with that one by python -m cluster.supervise {run.path}"
+    )
+    assert (
+        raw.make_run(spec, ["train.lr=0.5", "name=other"], "17", environ).path == run.path.parents[1] / "other" / "17"
+    )
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"])
+def test_missing_variable_of_an_allocation_is_named(spec: Path, environ: dict[str, str], name: str) -> None:
+    del environ[name]
+    with pytest.raises(RunError) as caught:
+        raw.make_run(spec, [], "17", environ)
+    assert str(caught.value) == f"{name} is not set: start this inside a Slurm job"
+
+
+def test_wrong_spec_makes_no_run_folder(spec: Path, tmp_path: Path, environ: dict[str, str]) -> None:
+    with pytest.raises(RunError):
+        raw.make_run(spec, ["nodes=many"], "17", environ)
+    assert not (tmp_path / "runs").exists()

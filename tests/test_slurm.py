@@ -1,0 +1,167 @@
+"""Slurm's commands: answers recorded from Slurm 22.05.8, given by small executables on a PATH of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.slurm import (
+    JobState,
+    SlurmError,
+    has_ended,
+    kill_wait_s,
+    literal_path,
+    maybe_job_state,
+    maybe_time_limit_s,
+    node_addresses,
+    run,
+)
+from tests.executables import put_answer, put_executable
+
+SHOW_CONFIG = """\
+KillOnBadExit           = 0
+KillWait                = 5 sec
+LaunchParameters        = (null)
+UnkillableStepTimeout   = 60 sec
+"""
+
+SHOW_NODES = (
+    "NodeName=n1 Arch=x86_64 CoresPerSocket=16  CPUAlloc=0 CPUEfctv=16 Gres=gpu:2 NodeAddr=10.77.0.1 NodeHostName=host1"
+    " Port=12067 Version=22.05.8 State=IDLE Partitions=low,high  BootTime=2026-11-30T03:03:51 \n"
+    "NodeName=n2 Arch=x86_64 CoresPerSocket=16  CPUAlloc=0 CPUEfctv=16 Gres=gpu:2 NodeAddr=host2-ib NodeHostName=host2"
+    " Port=12068 Version=22.05.8 State=IDLE Partitions=low,high  BootTime=2026-11-30T03:03:50 \n"
+)
+
+
+def refused(argv: list[str], environ: dict[str, str], timeout_s: float = 30.0) -> str:
+    """What run() says of a command that gives no answer."""
+    with pytest.raises(SlurmError) as caught:
+        run(argv, environ, timeout_s=timeout_s)
+    return str(caught.value)
+
+
+def test_command_gets_the_given_environment_and_nothing_that_filters_what_it_shows(tmp_path: Path) -> None:
+    put_executable(tmp_path, "squeue", "export -p | while read -r line; do echo ${line#export }; done")
+    environ = {"PATH": str(tmp_path), "SLURM_CONF": "/etc/slurm.conf", "SQUEUE_PARTITION": "gpu", "SQUEUE_USERS": "me"}
+    given = {line.split("=")[0] for line in run(["squeue"], environ).splitlines()}
+    assert {"PATH", "SLURM_CONF"} <= given
+    assert given.isdisjoint(environ.keys() - {"PATH", "SLURM_CONF"})
+
+
+def test_answer_in_another_encoding_is_still_an_answer(tmp_path: Path) -> None:
+    put_executable(tmp_path, "squeue", r"printf 'RUNNING|gr\366\337er|n1'")
+    assert run(["squeue"], {"PATH": str(tmp_path)}) == "RUNNING|gr\ufffd\ufffder|n1"
+
+
+def test_command_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    expected = "squeue is not on PATH: is this a machine of the cluster?"
+    assert refused(["squeue", "-h"], {"PATH": str(tmp_path)}) == expected
+
+
+def test_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    put_answer(tmp_path, "squeue")
+    (tmp_path / "squeue").write_text("#!/nonexistent/shell\n")
+    (tmp_path / "squeue").chmod(0o644)
+    assert refused(["squeue"], {"PATH": str(tmp_path)}) == "squeue cannot be started: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "said"),
+    [
+        ("half an answer", "slurm_load_jobs error: Socket timed out\n", "slurm_load_jobs error: Socket timed out"),
+        ("Node n9 not found\n", "", "Node n9 not found"),
+    ],
+    ids=["on standard error", "on standard output only"],
+)
+def test_failure_keeps_the_commands_own_words(tmp_path: Path, output: str, errors: str, said: str) -> None:
+    put_answer(tmp_path, "squeue", output, errors, exit_code=1)
+    assert refused(["squeue", "-j", "7"], {"PATH": str(tmp_path)}) == f"squeue -j 7: exit code 1: {said}"
+
+
+def test_command_without_an_answer_is_given_up(tmp_path: Path) -> None:
+    put_executable(tmp_path, "squeue", "exec /bin/sleep 600")
+    environ = {"PATH": str(tmp_path)}
+    assert refused(["squeue", "-h"], environ, timeout_s=0.2) == "squeue -h: no answer within 0 s"
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        ("FAILED|NonZeroExitCode|n[1-2]\n", JobState("FAILED", "NonZeroExitCode", "n[1-2]")),
+        ("PENDING|Priority|\n", JobState("PENDING", "Priority", "")),
+        ("CLUSTER: west\nRUNNING|None|n1\n", JobState("RUNNING", "None", "n1")),
+        ("", None),
+    ],
+    ids=["ended", "pending", "under a cluster's heading", "no line"],
+)
+def test_job_state_is_what_squeue_says(tmp_path: Path, answer: str, state: JobState | None) -> None:
+    put_answer(tmp_path, "squeue", answer)
+    assert maybe_job_state("7", {"PATH": str(tmp_path)}) == state
+
+
+def test_forgotten_job_has_no_state_but_no_answer_is_an_error(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    put_answer(tmp_path, "squeue", errors="slurm_load_jobs error: Invalid job id specified\n", exit_code=1)
+    assert maybe_job_state("7", environ) is None
+    refusal = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    put_answer(tmp_path, "squeue", errors=refusal, exit_code=1)
+    with pytest.raises(SlurmError) as caught:
+        maybe_job_state("7", environ)
+    assert str(caught.value) == f"squeue -h -t all -j 7 -o %T|%r|%N: exit code 1: {refusal}"
+
+
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [
+        ("PENDING", False), ("RUNNING", False), ("COMPLETING", False), ("REQUEUED", False), ("SUSPENDED", False),
+        ("COMPLETED", True), ("FAILED", True), ("CANCELLED", True), ("TIMEOUT", True), ("NODE_FAIL", True),
+        ("PREEMPTED", True), ("OUT_OF_MEMORY", True),
+    ],
+)  # fmt: skip
+def test_job_has_ended_when_it_will_not_run_again(state: str, ended: bool) -> None:
+    assert has_ended(JobState(state, "None", "")) is ended
+
+
+def test_job_that_slurm_does_not_know_has_ended() -> None:
+    assert has_ended(None)
+
+
+def test_kill_wait_is_slurm_confs(tmp_path: Path) -> None:
+    put_answer(tmp_path, "scontrol", SHOW_CONFIG)
+    assert kill_wait_s({"PATH": str(tmp_path)}) == 5.0
+
+
+def test_configuration_without_kill_wait_is_an_error(tmp_path: Path) -> None:
+    put_answer(tmp_path, "scontrol", "KillOnBadExit = 0\n")
+    with pytest.raises(SlurmError, match=r"^scontrol show config names no KillWait$"):
+        kill_wait_s({"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [
+        ("1-02:04:00\n", 93_840),
+        ("8:00:00\n", 28_800),
+        ("10:00\n", 600),
+        ("0:30", 30),
+        ("UNLIMITED\n", None),
+        ("", None),
+    ],
+)
+def test_time_limit_is_read_in_squeues_forms(tmp_path: Path, answer: str, seconds: int | None) -> None:
+    put_answer(tmp_path, "squeue", answer)
+    assert maybe_time_limit_s("7", {"PATH": str(tmp_path)}) == seconds
+
+
+def test_node_addresses_are_addresses_or_names(tmp_path: Path) -> None:
+    put_answer(tmp_path, "scontrol", SHOW_NODES)
+    assert node_addresses(["n1", "n2"], {"PATH": str(tmp_path)}) == {"n1": "10.77.0.1", "n2": "host2-ib"}
+
+
+def test_node_without_an_address_is_named(tmp_path: Path) -> None:
+    put_answer(tmp_path, "scontrol", SHOW_NODES)
+    with pytest.raises(SlurmError, match=r"^scontrol show node gives no NodeAddr for n3, n4$"):
+        node_addresses(["n4", "n1", "n3"], {"PATH": str(tmp_path)})
+
+
+def test_percent_in_a_path_is_kept_from_slurms_patterns() -> None:
+    assert literal_path(Path("/runs/100%/%j")) == "/runs/100%%/%%j"

@@ -1,0 +1,299 @@
+"""Submission, as far as it goes without a controller: the script, the refusals, and what is left behind."""
+
+import json
+import pickletools
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import submitit
+
+from cluster.plan import make_plan, read_plan
+from cluster.runs import RunFolder
+from cluster.spec import load_spec
+from cluster.submit import SubmissionError, clean_environment, job_id_of, refusal
+from tests.executables import put_answer, put_executable
+
+REPOSITORY = Path(__file__).parents[1]
+
+SPEC = """\
+name: my demo
+nodes: 2
+gpus_per_node: a100:2
+time_limit: 30
+comment: it's for the paper
+setup: [module load cuda]
+env: {NCCL_DEBUG: INFO}
+sbatch: {hold: true}
+dataset: {kind: synthetic}
+"""
+
+SCRIPT = """\
+#!/bin/bash
+
+# Parameters
+#SBATCH --comment='it'"'"'s for the paper'
+#SBATCH --gpus-per-node=a100:2
+#SBATCH --hold
+#SBATCH --job-name='my demo'
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --open-mode=append
+#SBATCH --output='FOLDER/runs/my demo/RUN_ID/logs/batch_%j.log'
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=00:30:00
+
+# setup
+set -e
+export NCCL_DEBUG=INFO
+module load cuda
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+PYTHON -u -m submitit.core._submit 'FOLDER/runs/my demo/RUN_ID/submitit'
+"""
+
+LOCAL_SCRIPT = """\
+#!/bin/bash
+exec PYTHON -m cluster.supervise FOLDER/runs/demo/RUN_ID --detach
+"""
+
+FAILED = "sbatch: error: Batch job submission failed: "  # and so on: standard error of sbatch 22.05.8
+UNREACHED = "Slurm was not reached; nothing was submitted. To find out: scontrol ping"
+REFUSED = "Slurm refused the job; nothing was submitted"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a user stands: a spec, its data set staged, and a folder `bin` that is all of PATH."""
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    staged = load_spec(Path("spec.yaml"), cwd=tmp_path).dataset.staged_path
+    staged.parent.mkdir(parents=True)
+    staged.touch()
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def submit(folder: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """`python -m cluster.submit spec.yaml words` in the user's folder."""
+    environ = {"PATH": str(folder / "bin"), "PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(folder / "state")}
+    return subprocess.run(
+        [sys.executable, "-m", "cluster.submit", *(words or ("spec.yaml",))],
+        cwd=folder,
+        env=environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def without_run_id(text: str, folder: Path) -> str:
+    """A script with stand-ins for what differs between machines and submissions."""
+    text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN_ID", text)
+    return text.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON")
+
+
+def only_run(folder: Path) -> RunFolder:
+    (run,) = (folder / "runs").glob("*/*")
+    return RunFolder(run)
+
+
+def test_environment_of_a_job_is_free_of_the_job_and_the_launcher_it_was_submitted_from() -> None:
+    kept = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_CLUSTERS": "west",
+        "SLURM_JWT": "token",
+        "CLUSTER_NAME": "the site's own",
+        "RANKING": "1",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+    }
+    dropped = (
+        "SLURM_JOB_ID SLURM_MEM_PER_CPU SLURM_EXPORT_ENV SBATCH_PARTITION SRUN_CPUS_PER_TASK SALLOC_QOS "
+        "PMI_RANK PMI2_RANK PMIX_RANK SUBMITIT_EXECUTOR RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK "
+        "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID CLUSTER_ATTEMPT CLUSTER_TOKEN CLUSTER_MASTER_ADDR "
+        "CLUSTER_MASTER_PORTS CLUSTER_KILL_WAIT_S"
+    )
+    assert clean_environment(kept | dict.fromkeys(dropped.split(), "1")) == kept
+
+
+@pytest.mark.parametrize(
+    ("answer", "job_id"),
+    [
+        ("15786755", "15786755"),
+        ("75168975;clustername\n", "75168975"),
+        ("Project 4711 has 99 node hours left\n2026\n17\n", "17"),
+        ("  17;west  \nThank you\n", "17"),
+    ],
+    ids=["bare", "with a cluster's name", "after a banner with numbers", "before a banner"],
+)
+def test_job_id_is_the_last_line_that_is_one(answer: str, job_id: str) -> None:
+    assert job_id_of(answer) == job_id
+
+
+@pytest.mark.parametrize("answer", ["", "Submitted batch job 17", "no 17 partition"])
+def test_answer_without_a_job_id_is_shown(answer: str) -> None:
+    with pytest.raises(submitit.core.utils.FailedSubmissionError) as caught:
+        job_id_of(answer)
+    assert str(caught.value) == f"no job id in what sbatch printed: {answer!r}"
+
+
+def test_dry_run_prints_the_same_script_each_time_and_makes_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    first, second = submit(folder, "spec.yaml", "--dry-run"), submit(folder, "spec.yaml", "--dry-run")
+    assert (first.returncode, first.stderr) == (second.returncode, second.stderr) == (0, "")
+    assert without_run_id(first.stdout, folder) == without_run_id(second.stdout, folder) == SCRIPT
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_dry_run_of_a_local_spec_prints_what_would_run_here(folder: Path) -> None:
+    (folder / "spec.yaml").write_text("name: demo\ncluster: local\n")
+    done = submit(folder, "spec.yaml", "--dry-run")
+    assert without_run_id(done.stdout, folder) == LOCAL_SCRIPT
+    assert not (folder / "runs").exists()
+
+
+def test_dry_run_as_json_is_one_object_on_standard_output(folder: Path) -> None:
+    done = submit(folder, "spec.yaml", "--dry-run", "time_limit=60", "--json")  # a value may stand between options
+    told = json.loads(done.stdout)
+    run_id, script = told["run_id"], without_run_id(told.pop("script"), folder)
+    assert script == SCRIPT.replace("00:30:00", "01:00:00")
+    assert told == {"run_dir": f"{folder}/runs/my demo/{run_id}", "run_id": run_id, "job_id": None, "cluster": "slurm"}
+
+
+def test_wrong_spec_ends_with_2_and_a_line_for_each_problem(folder: Path) -> None:
+    (folder / "spec.yaml").write_text(SPEC + "colour: red\nnode: 2\n")
+    done = submit(folder, "spec.yaml", "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [
+        ["spec.yaml:10", "colour"],
+        ["spec.yaml:11", "node"],
+    ]
+
+
+def test_run_root_that_cannot_be_written_ends_with_2(folder: Path) -> None:
+    (folder / "runs").write_text("a file where the folder should be")
+    done = submit(folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    run_dir = done.stderr.removeprefix("run_root: ").partition(" cannot be written")[0]
+    assert done.stderr == f"run_root: {run_dir} cannot be written: Not a directory; nothing was submitted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "advice"),
+    [
+        ("", 4, UNREACHED),
+        (FAILED + "Invalid qos specification", 3, REFUSED),
+    ],
+    ids=["sbatch is not on PATH", "sbatch refuses"],
+)
+def test_submission_that_failed_leaves_no_run_folder(folder: Path, words: str, exit_code: int, advice: str) -> None:
+    if words:
+        put_answer(folder / "bin", "sbatch", errors=words, exit_code=1)
+    done = submit(folder)
+    assert (done.returncode, done.stdout) == (exit_code, "")
+    expected = words or "[Errno 2] No such file or directory: 'sbatch'"
+    assert done.stderr.splitlines()[-2:] == [expected, advice]
+    assert list((folder / "runs" / "my demo").iterdir()) == []
+
+
+def test_sbatch_that_prints_no_job_id_may_have_taken_the_job(folder: Path) -> None:
+    put_answer(folder / "bin", "sbatch", "Welcome\n")
+    done = submit(folder)
+    assert (done.returncode, done.stdout) == (4, "")
+    run = only_run(folder)
+    assert done.stderr.splitlines() == [
+        "no job id in what sbatch printed: 'Welcome'",
+        "Slurm may have taken the job all the same. To find out: squeue --name='my demo' -o '%i %T %o', and look for "
+        f"{run.run_id}; run folder: {run.path}",
+    ]
+
+
+def test_submitted_run_has_its_spec_plan_script_and_event(folder: Path) -> None:
+    put_executable(folder / "bin", "sbatch", 'printf "%s\\n" "$@" "${RANK-none}" > "${0%/*}/asked"; echo "17;west"')
+    done = submit(folder, "spec.yaml", "--json", RANK="3")
+    run = only_run(folder)
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, told["job_id"], told["run_dir"]) == (0, "", "17", str(run.path))
+    assert told["script"] == run.script.read_text() == (run.submitit / "17_submission.sh").read_text()
+    spec = load_spec(Path("spec.yaml"), cwd=folder)
+    assert load_spec(run.spec, cwd=run.path) == spec
+    assert read_plan(run) == make_plan(spec, run, python=sys.executable)
+    events = [{**event, "time": ""} for event in run.read_events()]
+    assert events == [{"time": "", "event": "submitted", "attempt": 0, "job_id": "17", "route": "slurm"}]
+    option, script, rank = (folder / "bin" / "asked").read_text().splitlines()
+    assert (option, Path(script).parent, rank) == ("--parsable", run.submitit, "none")
+
+
+def test_pickle_of_a_job_names_nothing_but_execv_and_submitits_own_frame(folder: Path) -> None:
+    put_answer(folder / "bin", "sbatch", "17\n")
+    assert submit(folder).returncode == 0
+    pickled = (only_run(folder).submitit / "17_submitted.pkl").read_bytes()
+    names: set[str] = set()
+    texts: list[str] = []
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name == "STACK_GLOBAL":
+            names.add(".".join(texts[-2:]))
+        elif operation.name in ("GLOBAL", "INST"):
+            names.add(str(argument).replace(" ", "."))
+        elif isinstance(argument, str):
+            texts.append(argument)
+    assert names == {"submitit.core.utils.DelayedSubmission", "posix.execv"}
+
+
+def test_index_that_cannot_be_written_does_not_lose_the_job(folder: Path) -> None:
+    put_answer(folder / "bin", "sbatch", "17\n")
+    (folder / "state").write_text("a file where the folder should be")
+    done = submit(folder)
+    assert (done.returncode, done.stdout) == (0, f"submitted to job 17; run folder: {only_run(folder).path}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "advice"),
+    [
+        (FAILED + "Invalid partition name specified", 3, REFUSED),
+        (FAILED + "Requested node configuration is not available", 3, REFUSED),
+        (FAILED + "Invalid account or account/partition combination specified", 3, REFUSED),
+        ("sbatch: error: Invalid --time specification", 3, REFUSED),
+        (FAILED + "Unable to contact slurm controller (connect failure)", 4, UNREACHED),
+        ("[Errno 2] No such file or directory: 'sbatch'", 4, UNREACHED),
+        ("[Errno 13] Permission denied: 'sbatch'", 4, UNREACHED),
+    ],
+)
+def test_refusal_removes_a_new_run_folder_and_keeps_an_old_one(
+    tmp_path: Path, words: str, exit_code: int, advice: str
+) -> None:
+    assert told_of(tmp_path, words, is_new=False) == (f"{words}\n{advice}", exit_code, True)
+    assert told_of(tmp_path, words, is_new=True) == (f"{words}\n{advice}", exit_code, False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        FAILED + "Socket timed out on send/recv operation",
+        FAILED + "Unexpected message received",
+        FAILED + "Zero Bytes were transmitted or received",
+    ],
+)
+def test_run_folder_of_a_job_that_may_have_been_taken_is_kept(tmp_path: Path, words: str) -> None:
+    advice = (
+        "Slurm may have taken the job all the same. To find out: squeue --name=demo -o '%i %T %o', and look for a; "
+        f"run folder: {tmp_path}/demo/a"
+    )
+    assert told_of(tmp_path, words, is_new=True) == (f"{words}\n{advice}", 4, True)
+
+
+def told_of(folder: Path, words: str, *, is_new: bool) -> tuple[str, int, bool]:
+    """Message and exit code after sbatch's words, and whether the run folder is still there."""
+    (folder / "plain.yaml").write_text("name: demo\ntime_limit: 60\n")
+    run = RunFolder(folder / "demo" / "a")
+    shutil.rmtree(run.path, ignore_errors=True)
+    run.make()
+    plan = make_plan(load_spec(Path("plain.yaml"), cwd=folder), run, python=sys.executable)
+    error = refusal(f"{words}\n", plan, run, is_new=is_new)
+    assert isinstance(error, SubmissionError)
+    return str(error), error.exit_code, run.path.exists()

@@ -1,0 +1,159 @@
+"""Supervisor: what it makes of a job's variables, and attempts whose ranks are small real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.launch import Shape
+from cluster.plan import make_plan, write_plan
+from cluster.runs import RunFolder, write_json
+from cluster.spec import dump_spec, load_spec
+from cluster.supervise import SuperviseError, find_plan, read_shape
+
+REPOSITORY = Path(__file__).parents[1]
+SLURM = "name: demo\nnodes: 2\ntasks_per_node: 3\ntime_limit: 60\n"
+LOCAL = "name: demo\ncluster: local\ntasks_per_node: 2\n"
+
+
+def make_run(folder: Path, text: str = LOCAL, rank: str = "pass") -> RunFolder:
+    """A run as submit leaves it, whose ranks are some lines of Python that know `run` and `number`."""
+    (folder / "source.yaml").write_text(text)
+    spec = load_spec(Path("source.yaml"), cwd=folder)
+    run = RunFolder(folder / "demo" / "a")
+    run.make()
+    run.spec.write_text(dump_spec(spec))
+    head = (
+        "import os, pathlib, sys, time; from cluster.runs import RunFolder, write_json\n"
+        f"run = RunFolder(pathlib.Path({str(run.path)!r})); number = int(os.environ['RANK'])\n"
+    )
+    plan = make_plan(spec, run, python=sys.executable)
+    write_plan(replace(plan, rank=(sys.executable, "-c", head + rank)), run)
+    return run
+
+
+def supervise(run: RunFolder, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "cluster.supervise", str(run.path), *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "SUBMITIT_LOCAL_JOB_ID": "17", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def said(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    """The lines of a supervisor's log without their times."""
+    return [line.partition(" ")[2] for line in done.stderr.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes", "shape"),
+    [
+        ({"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}, ("n1", "n2"), Shape(2, 4, 2)),
+        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, ("n1", "n2"), Shape(2, 3, None)),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)"}, ("n1", "n2"), Shape(2, 6, 3)),
+    ],
+    ids=["even", "uneven", "allocated without a number of tasks"],
+)
+def test_allocation_says_how_many_ranks_start_where(
+    tmp_path: Path, variables: dict[str, str], nodes: tuple[str, ...], shape: Shape
+) -> None:
+    _, plan = find_plan(make_run(tmp_path, SLURM).path, [], {})
+    assert read_shape(plan, {"SLURM_JOB_NODELIST": "n[1-2]", **variables}) == (nodes, shape)
+
+
+def test_missing_variable_of_a_job_is_named(tmp_path: Path) -> None:
+    _, plan = find_plan(make_run(tmp_path, SLURM).path, [], {})
+    with pytest.raises(SuperviseError) as caught:
+        read_shape(plan, {})
+    assert str(caught.value) == "SLURM_JOB_NODELIST is not set: start the supervisor inside a Slurm job"
+
+
+def test_source_spec_outside_a_job_is_an_error_that_names_the_other_command(tmp_path: Path) -> None:
+    with pytest.raises(SuperviseError) as caught:
+        find_plan(tmp_path / "my spec.yaml", [], {})
+    assert str(caught.value) == (
+        f"SLURM_JOB_ID is not set: {tmp_path}/my spec.yaml can be supervised inside a Slurm job only; "
+        f"use python -m cluster.submit '{tmp_path}/my spec.yaml'"
+    )
+
+
+def test_values_for_a_frozen_spec_are_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    done = supervise(run, "train.lr=1")
+    assert done.returncode == 2
+    assert said(done) == [
+        f"super E train.lr=1: the spec of {run.path} is frozen; give values with a spec only",
+    ]
+    assert run.latest_attempt() == 0
+
+
+def test_slurm_that_cannot_be_asked_ends_the_job_before_an_attempt_is_claimed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, SLURM)
+    nodes = {"SLURM_JOB_NODELIST": "node.invalid", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
+    done = supervise(run, PATH=str(tmp_path), **nodes)
+    assert done.returncode == 1
+    assert said(done) == ["super E scontrol is not on PATH: is this a machine of the cluster?"]
+    assert run.latest_attempt() == 0
+
+
+@pytest.mark.parametrize(
+    ("rank", "exit_code", "cause", "reason"),
+    [
+        ("write_json(run.summary, {}) if number == 0 else None", 0, "finished", "all steps done"),
+        (
+            "run.append_event('stopped', attempt=1, job_id='17', step=40, signal='SIGTERM') if number == 0 else None;"
+            " sys.exit(75)",
+            75,
+            "stopped",
+            "stopped by SIGTERM, saved at step 40",
+        ),
+        (
+            "if number == 0: time.sleep(600)\n"
+            "(run.failures / 'a0001_r00001.json').write_text('{\"rank\": 1, \"ki'); os.kill(os.getpid(), 9)",
+            1,
+            "killed",
+            "rank 1 was ended by a signal: SIGKILL",
+        ),
+        (
+            "sys.exit(3) if number == 1 else time.sleep(600)",
+            1,
+            "unknown",
+            "the ranks ended without a word; rank 0: -15, rank 1: 3",
+        ),
+    ],
+    ids=["finished", "stopped", "killed while it wrote its record", "no word"],
+)
+def test_end_of_the_ranks_becomes_a_verdict_and_the_jobs_exit_code(
+    tmp_path: Path, rank: str, exit_code: int, cause: str, reason: str
+) -> None:
+    run = make_run(tmp_path, rank=rank)
+    done = supervise(run)
+    verdict = json.loads(run.verdict(1).read_text())
+    assert (done.returncode, verdict["exit_code"]) == (exit_code, exit_code)
+    assert (verdict["attempt"], verdict["job_id"], verdict["cause"], verdict["reason"]) == (1, "17", cause, reason)
+    expected = ["attempt_started", "attempt_failed"] if exit_code == 1 else ["attempt_started"]
+    assert [event["event"] for event in run.read_events() if event["event"] != "stopped"] == expected
+
+
+def test_superseded_supervisor_writes_nothing_more(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rank="time.sleep(600) if number == 0 else run.claim_attempt({}); sys.exit(1)")
+    done = supervise(run)
+    assert done.returncode == 1
+    assert said(done)[-1] == f"super E attempt 2 owns {run.path}; attempt 1 writes nothing more"
+    assert not run.verdict(1).exists()
+    assert [event["event"] for event in run.read_events()] == ["attempt_started"]
+
+
+def test_finished_run_starts_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_json(run.summary, {})
+    done = supervise(run)
+    assert (done.returncode, said(done)) == (0, [f"super I {run.path} is finished; nothing to do"])
+    assert run.latest_attempt() == 0
