@@ -1,0 +1,51 @@
+# make demo    train on this machine: no Slurm, no network beyond the package index
+# make test    install what the tests need and run those that a commit must pass
+# make lint    formatting, lint rules, types
+#
+# TORCH_INDEX  index of another torch build, such as the small CPU one (see README)
+# PYTHON       interpreter that makes .venv
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge
+
+.PHONY: demo test test-long lint slurm clean
+
+demo: $(VENV)/installed
+	$(BIN)/python -m cluster.submit configs/local.yaml
+
+test: $(VENV)/installed-dev slurm
+	$(BIN)/python -m pytest -m "not long" $(PYTEST_FLAGS)
+
+test-long: $(VENV)/installed-dev slurm
+	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# Slurm for the tests, where this user may install packages; elsewhere the tests that need it say that they are skipped.
+slurm:
+	@if command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(SLURM_PACKAGES); \
+	else \
+		echo "no Slurm here and no right to install it: the tests under tests/slurm will be skipped"; \
+	fi
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install -q $(PIP_FLAGS) -e .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install -q $(PIP_FLAGS) -e ".[dev]"
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV)
