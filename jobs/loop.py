@@ -1,6 +1,5 @@
 """Training loop: one step after another; where the ranks agree to stop, save and evaluate."""
 
-import hashlib
 import json
 import logging
 import time
@@ -9,42 +8,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from cluster.rank import RankEnv
 from cluster.spec import JobSpec
-from jobs.augment import augment, normalize
 from jobs.checkpoint import prune, save
 from jobs.control import Control, Tally
-from jobs.data import DataSet, epoch_order, global_batch_ids, share_of, steps_per_epoch
+from jobs.data import DataSet
 from jobs.digest import next_samples_digest
 from jobs.evaluate import broadcast_buffers, evaluate
 from jobs.metrics import Recorder
-from jobs.optim import lr_at
 from jobs.state import TrainState
+from jobs.step import HostLoss, Length, Stepper
 
 log = logging.getLogger("run")
-
-
-@dataclass(frozen=True, slots=True)
-class Length:
-    """How long a run is; frozen when it starts, and the length of its schedule."""
-
-    global_batch: int  # samples of a full step
-    steps_per_epoch: int
-    total_steps: int
-    warmup_steps: int
-
-    @classmethod
-    def of(cls, spec: JobSpec, num_samples: int, world_size: int) -> "Length":
-        """epochs or max_steps, whichever ends first."""
-        batch = spec.train.global_batch(world_size)
-        per_epoch = steps_per_epoch(num_samples, batch)
-        total = spec.train.epochs * per_epoch
-        if spec.train.max_steps is not None:
-            total = min(total, spec.train.max_steps)
-        return cls(batch, per_epoch, total, round(spec.train.warmup_epochs * per_epoch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +34,6 @@ class Done:
     lr: float
     seconds: float
     ends_epoch: bool
-
-
-class HostLoss:
-    """A loss on its way from the device to the host, read one step later so that no step waits for it."""
-
-    def __init__(self, loss: Tensor) -> None:
-        """loss: float32 (), on the device of the model."""
-        self._event: torch.cuda.Event | None = None
-        self._value = loss.detach()
-        if loss.is_cuda:
-            self._value = torch.empty((), dtype=loss.dtype, pin_memory=True)
-            self._value.copy_(loss.detach(), non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-
-    def read(self) -> float:
-        """The value; waits for the step that made it, not for those queued since."""
-        if self._event is not None:
-            self._event.synchronize()
-        return float(self._value)
 
 
 @dataclass
@@ -92,8 +49,8 @@ class Loop:
     data: DataSet
     device: torch.device
     model: nn.Module  # unwrapped
-    ddp: nn.parallel.DistributedDataParallel
     optimizer: torch.optim.SGD
+    stepper: Stepper
     control: Control
     recorder: Recorder
     state: TrainState
@@ -106,7 +63,6 @@ class Loop:
     _saved_s: float = field(default_factory=time.monotonic)
     _posted: Done | None = None  # its loss is on its way to the other ranks
     _unposted: tuple[Done, HostLoss] | None = None  # its loss is on its way to the host
-    _order: tuple[int, Tensor] | None = None  # (epoch, sample ids)
     _window: tuple[int, float] = (0, 0.0)  # images and seconds since the last logged step
 
     def run(self) -> bool:
@@ -138,10 +94,8 @@ class Loop:
         """One optimizer step and the boundary after it."""
         began = time.monotonic()
         state = self.state
-        ids = self.batch_ids()
         epoch = state.epoch
-        loss = self.forward_backward(ids)
-        lr = self.update()
+        ids, loss, lr = self.stepper.make(state)
         state.samples_sha256 = next_samples_digest(bytes.fromhex(state.samples_sha256), ids).hex()
         save_agreed = self.boundary()
         seconds = time.monotonic() - began
@@ -149,65 +103,6 @@ class Loop:
         done = Done(state.step, epoch, len(ids), lr, seconds, ends_epoch=state.samples == 0)
         self._unposted = (done, HostLoss(loss))
         self.after_step(done, save_agreed)
-
-    def batch_ids(self) -> Tensor:
-        """Sample ids of the next global batch, int64 (n,)."""
-        if self._order is None or self._order[0] != self.state.epoch:
-            self._order = (
-                self.state.epoch,
-                epoch_order(self.spec.train.seed, self.state.epoch, len(self.data.train_labels)),
-            )
-        return global_batch_ids(
-            self._order[1], self.state.samples // self.length.global_batch, self.length.global_batch
-        )
-
-    def forward_backward(self, ids: Tensor) -> Tensor:
-        """Gradients of the mean loss over the global batch, on every rank; returns this rank's sum of losses.
-
-        DDP averages gradients over ranks, so each rank's loss is weighted by world size / global batch.  A rank without
-        samples joins the collectives with a loss of nothing.
-        """
-        train, world_size = self.spec.train, self.env.world_size
-        mine = share_of(ids, self.env.rank, world_size)
-        torch.manual_seed(step_seed(train.seed, self.state.step, self.env.rank))
-        images, labels = self.batch(mine if len(mine) else ids[:1])
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=train.precision == "bf16"):
-            logits = self.ddp(images).float()
-        loss: Tensor = functional.cross_entropy(
-            logits, labels, reduction="sum", label_smoothing=train.label_smoothing
-        ) * float(len(mine) > 0)
-        (loss * (world_size / len(ids))).backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    def batch(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented, normalised images float32 (m, 3, 32, 32) and labels int64 (m,) on the device."""
-        ids = ids.to(self.data.train_images.device)
-        images = augment(
-            self.data.train_images[ids],
-            ops=self.spec.dataset.augment,
-            seed=self.spec.train.seed,
-            epoch=self.state.epoch,
-            sample_ids=ids,
-        )
-        return normalize(images, self.data.mean, self.data.std), self.data.train_labels[ids]
-
-    def update(self) -> float:
-        """Clip, set the learning rate, step, clear gradients; returns the rate."""
-        train = self.spec.train
-        if train.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.ddp.parameters(), train.clip_grad_norm)
-        lr = lr_at(
-            self.state.step,
-            base_lr=train.lr,
-            warmup_steps=self.length.warmup_steps,
-            total_steps=self.length.total_steps,
-            schedule=train.schedule,
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return lr
 
     def boundary(self) -> bool:
         """Learn what the ranks posted one boundary ago, and post; returns whether to save now."""
@@ -340,12 +235,3 @@ class Loop:
         """The boundary before each micro-batch of an evaluation; waits for the other ranks, who have as many."""
         self.learn(self.control.agree_now())
         return not self.stop_signal
-
-
-def step_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Seed of torch's generators for one micro-batch of one step, so that no random state needs saving.
-
-    micro_batch: its number within the step, over all ranks.
-    """
-    text = f"step seed {seed} {step} {micro_batch}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -17,7 +17,7 @@ from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
 from jobs.data import DataSet, open_staged
 from jobs.device import choose_device, environment_of, use_device
-from jobs.loop import Length, Loop
+from jobs.loop import Loop
 from jobs.metrics import Recorder
 from jobs.model import build_model
 from jobs.optim import build_optimizer
@@ -25,6 +25,7 @@ from jobs.parallel import settle_buckets, wrap
 from jobs.rendezvous import connect, gloo_interface
 from jobs.restore import restore
 from jobs.state import TrainState
+from jobs.step import Length, Stepper
 
 log = logging.getLogger("run")
 
@@ -101,8 +102,8 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         data=session.data,
         device=device,
         model=model,
-        ddp=ddp,
         optimizer=optimizer,
+        stepper=Stepper(spec, env, session.data, device, ddp, optimizer, length),
         control=session.control,
         recorder=recorder,
         state=state,
