@@ -20,7 +20,7 @@ from typing import Protocol
 from cluster import rank
 from cluster.plan import LaunchPlan
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED
-from cluster.signals import STOP_SIGNALS
+from cluster.signals import STOP_SIGNALS, held_back
 from cluster.slurm import literal_path
 
 log = logging.getLogger("run")
@@ -161,7 +161,7 @@ class LocalRanks:
     def start(cls, plan: LaunchPlan, environ: Mapping[str, str], log_path: Path) -> "LocalRanks":
         """Start plan.world_size processes with torchrun's six variables."""
         processes = []
-        with log_path.open("ab") as output:
+        with log_path.open("ab") as output, held_back():
             for number in range(plan.world_size):
                 variables = local_variables(number, plan.world_size, environ)
                 processes.append(

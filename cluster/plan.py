@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # the supervisor reads a plan without loading pydantic
 
 STOP_SIGNAL = "USR2"
 
+# coreutils 8.31 or newer.  A signal in a process's first second, before its handlers are set, neither kills it nor gets
+# lost: it stays pending over execve and is delivered when StopFlag.install() unblocks it.
+SIGNALS_BLOCKED = ("env", "--block-signal=USR2", "--block-signal=TERM")
+
 FlagValue = str | int | bool
 
 
@@ -60,7 +64,7 @@ def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpu
         sbatch=sbatch_flags(spec, run) if spec.cluster == "slurm" else {},
         preamble=preamble(spec.env, spec.setup),
         supervisor=(python, "-m", "cluster.supervise", str(run.path)),
-        rank=(python, "-m", "jobs.train", str(run.spec), "--run-dir", str(run.path)),
+        rank=(*SIGNALS_BLOCKED, python, "-m", "jobs.train", str(run.spec), "--run-dir", str(run.path)),
         num_nodes=spec.nodes,
         num_tasks_per_node=spec.num_tasks_per_node,
         cpus_per_task=spec.cpus_per_task,

@@ -5,13 +5,25 @@ Slurm repeats TERM within milliseconds and sends CONT with it; repeats change no
 Sources: signal(7); sbatch(1) --signal; slurm.conf(5) KillWait, GraceTime.
 """
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 MARGIN_S = 2.0  # between our own deadline and Slurm's SIGKILL
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Block STOP_SIGNALS in this thread; processes started meanwhile begin with them blocked, and keep what comes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class StopFlag:

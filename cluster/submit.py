@@ -27,7 +27,7 @@ from typing import Any
 
 from cluster import index, rank
 from cluster.follow import follow
-from cluster.plan import LaunchPlan, make_plan, python_at, write_plan
+from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at, write_plan
 from cluster.resume import prepare_resumption
 from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id, write_atomic
 from cluster.spec import JobSpec, dump_spec, load_spec
@@ -185,7 +185,9 @@ def script_text(plan: LaunchPlan, run: RunFolder) -> str:
 
 def local_script(plan: LaunchPlan) -> str:
     """The local route's script: the same preamble and supervisor as on Slurm, in a session of its own."""
-    return "\n".join(["#!/bin/bash", *plan.preamble, f"exec {shlex.join(plan.supervisor)} --detach", ""])
+    return "\n".join(
+        ["#!/bin/bash", *plan.preamble, f"exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))} --detach", ""]
+    )
 
 
 def start(
@@ -286,7 +288,7 @@ def slurm_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str
             on_submitted(job.job_id)
             return job
 
-    executor = Slurm(str(run.submitit), python=shlex.quote(plan.supervisor[0]))
+    executor = Slurm(str(run.submitit), python=shlex.join((*SIGNALS_BLOCKED, plan.supervisor[0])))
     executor.update_parameters(**submitit_parameters(plan))
     return executor
 

@@ -47,13 +47,19 @@ def make_plan(*rank: str, world_size: int = 2, cpus_per_task: int | None = None)
     )
 
 
+UNBLOCK = "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., LocalRanks]]:
     """Starts local ranks that run some Python code and know their number as `rank`."""
     started: list[LocalRanks] = []
 
     def start_code(code: str, world_size: int = 2) -> LocalRanks:
+        # Ranks begin with the stop signals blocked, and unblock them once they have handlers; these have none.
         head = "import os, signal, sys, time, pathlib; rank = int(os.environ['RANK'])\n"
+        if "signal.signal" not in code:
+            head += UNBLOCK
         plan = make_plan(sys.executable, "-c", head + code, world_size=world_size)
         started.append(LocalRanks.start(plan, {**os.environ, **PLACE}, tmp_path / "attempt_0001.log"))
         return started[-1]
@@ -164,7 +170,7 @@ def test_rank_that_ignores_term_is_killed(start: Callable[..., LocalRanks], tmp_
         f"""
 ready = pathlib.Path({str(ready)!r})
 if rank == 0:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # and blocked, too
     ready.touch()
     time.sleep(600)
 while not ready.exists():
@@ -200,7 +206,7 @@ def test_local_ranks_are_asked_to_stop_by_term(start: Callable[..., LocalRanks],
     ranks = start(
         f"""
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-(pathlib.Path({str(tmp_path)!r}) / str(rank)).touch()
+{UNBLOCK}(pathlib.Path({str(tmp_path)!r}) / str(rank)).touch()
 signal.pause()
 """
     )

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,9 +183,7 @@ def test_finished_run_starts_nothing_and_can_be_made_longer(tmp_path: Path, stag
 
 def test_exception_in_one_rank_ends_the_run_and_is_what_the_user_sees(tmp_path: Path, staged_data: Path) -> None:
     run = prepared_run(tmp_path, write_spec(tmp_path, staged_data), "faulty")
-    plan = read_plan(run)
-    faulty = (*plan.rank[:2], "tests.faulty_train", "1", "5", *plan.rank[3:])
-    write_plan(replace(plan, rank=faulty), run)
+    write_plan(training.with_faulty_rank(read_plan(run), rank=1, at_step=5), run)
     done = supervise(run, tmp_path)
     ended = time.time()
 

@@ -54,12 +54,12 @@ module load cuda
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-PYTHON -u -m submitit.core._submit 'FOLDER/runs/my demo/RUN_ID/submitit'
+env --block-signal=USR2 --block-signal=TERM PYTHON -u -m submitit.core._submit 'FOLDER/runs/my demo/RUN_ID/submitit'
 """
 
 LOCAL_SCRIPT = """\
 #!/bin/bash
-exec PYTHON -m cluster.supervise FOLDER/runs/demo/RUN_ID --detach
+exec env --block-signal=USR2 --block-signal=TERM PYTHON -m cluster.supervise FOLDER/runs/demo/RUN_ID --detach
 """
 
 FAILED = "sbatch: error: Batch job submission failed: "  # and so on: standard error of sbatch 22.05.8

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder, read_lines
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -126,6 +128,13 @@ def kill_all(run: RunFolder) -> int:
 def metrics_without_timing(run: RunFolder) -> list[dict[str, Any]]:
     """metrics.jsonl without what may differ between a resumed run and an undisturbed one."""
     return [{k: v for k, v in line.items() if k not in ("attempt", "images_per_s")} for line in read_lines(run.metrics)]
+
+
+def with_faulty_rank(plan: LaunchPlan, rank: int, at_step: int) -> LaunchPlan:
+    """A plan whose training program has a bug in one rank."""
+    place = plan.rank.index("jobs.train")
+    faulty = ("tests.faulty_train", str(rank), str(at_step))
+    return replace(plan, rank=(*plan.rank[:place], *faulty, *plan.rank[place + 1 :]))
 
 
 def events_of(run: RunFolder, name: str) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,7 +201,7 @@ def test_exception_in_one_rank_ends_the_job_within_seconds(
     run.append_event("submitted", attempt=0, job_id="", route="slurm")
     write_plan(make_plan(spec, run, python=command("")[0]), run)
     plan = read_plan(run)
-    write_plan(replace(plan, rank=(*plan.rank[:2], "tests.faulty_train", "1", "5", *plan.rank[3:])), run)
+    write_plan(training.with_faulty_rank(plan, rank=1, at_step=5), run)
     wrapped = " ".join(plan.supervisor)
     job_id = sbatch("-N4", "--ntasks-per-node=1", f"--output={tmp_path}/log", f"--wrap=exec {wrapped}", environ=environ)
     wait_until_gone(job_id, environ)
