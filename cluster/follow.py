@@ -41,6 +41,7 @@ class LocalWatch:
     run: RunFolder
     controller_pid: int  # submitit's process, our child
     previous_attempt: int  # the last attempt of earlier submissions
+    _stop_wanted: bool = False
 
     def supervisor_pid(self) -> int | None:
         """The process that claimed an attempt since the submission."""
@@ -50,8 +51,12 @@ class LocalWatch:
 
     def is_over(self) -> bool:
         """Whether there is a verdict, or nobody left to write one."""
+        self._pass_on()
         attempt = self.run.latest_attempt()
-        if attempt > self.previous_attempt and self.run.verdict(attempt).exists():
+        if (
+            attempt > self.previous_attempt
+            and self.run.read_json(self.run.verdict(attempt)).get("action", "restart") != "restart"
+        ):
             return True
         # A supervisor that finds the run finished claims nothing, and its controller ends.
         return not is_running(self.supervisor_pid() or self.controller_pid)
@@ -60,10 +65,17 @@ class LocalWatch:
         """Nothing but the start of the processes."""
         return "starting"
 
-    def interrupt(self) -> None:
-        """Ask the supervisor to stop the run; where it has not begun yet, its parent hands the signal on."""
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(self.supervisor_pid() or self.controller_pid, signal.SIGINT)
+    def ask_to_stop(self) -> None:
+        """Ask the supervisor to stop the run; one that has not begun yet is asked when it has."""
+        self._stop_wanted = True
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        pid = self.supervisor_pid()
+        if self._stop_wanted and pid is not None:
+            self._stop_wanted = False
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGINT)
 
 
 @dataclass
@@ -95,7 +107,9 @@ class SlurmWatch:
         return self._ended or self.run.summary.exists()
 
     def waits_for(self) -> str:
-        """Slurm's state and reason."""
+        """Slurm's state and reason; the wait after a requeue is called by its name."""
+        if self.reason == "BeginTime":
+            return f"{self.state} (Slurm holds a requeued job back for about two minutes)"
         return f"{self.state} ({self.reason})" if self.reason not in ("", "None") else self.state
 
 
@@ -112,10 +126,13 @@ def follow(
     """Show progress until the run ends; returns submit's exit code.
 
     quiet: standard output belongs to the caller's JSON; what is said goes to standard error.
-    Ctrl-C leaves a Slurm job alone, and stops and saves a local run.
+    Ctrl-C leaves a Slurm job alone, and stops and saves a local run; so do TERM and HUP.
     """
     local = LocalWatch(run, int(job_id), previous_attempt) if plan.cluster == "local" else None
     watched: Watched = local or SlurmWatch(run, job_id, environ)
+    if local is not None:  # a closed terminal or a plain kill ends a local run as Ctrl-C does, saved
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
     with progress_line(quiet) as say:
         shown = LogCopy(run, previous_attempt, sys.stderr if quiet else sys.stdout) if show_log else None
         while True:
@@ -126,8 +143,9 @@ def follow(
                 if local is None:
                     print(f"job {job_id} goes on; to end it: scancel {job_id}; run folder: {run.path}", file=sys.stderr)
                     return EXIT_INTERRUPTED
-                print("stopping: the run is saved first", file=sys.stderr)
-                local.interrupt()
+                local.ask_to_stop()  # before a word is said: the terminal may be gone
+                with suppress(OSError):
+                    print("stopping: the run is saved first", file=sys.stderr)
     return tell_result(run, watched, previous_attempt, sys.stderr if quiet else sys.stdout)
 
 
@@ -225,7 +243,11 @@ def tell_result(run: RunFolder, watched: Watched, previous_attempt: int, out: Te
         return EXIT_STOPPED
     reason = verdict.get("reason") or f"no rank left a word (job: {watched.waits_for()})"
     log = run.attempt_log(attempt) if attempt > previous_attempt else run.submitit
-    print(f"failed: {reason}\nlog: {log}\nto go on: python -m cluster.submit --resume {run.path}", file=sys.stderr)
+    if verdict.get("cause") == "usage":
+        to_do = "correct the spec or the environment, and submit it anew"
+    else:
+        to_do = f"to go on: python -m cluster.submit --resume {run.path}"
+    print(f"failed: {reason}\nlog: {log}\n{to_do}", file=sys.stderr)
     return EXIT_FAILED
 
 

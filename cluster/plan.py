@@ -44,6 +44,8 @@ class LaunchPlan:
     signal_lead_s: int
     time_limit_s: int | None
     threads_per_rank: int
+    max_failures: int  # of the program, since the last progress
+    policy: Mapping[str, str]  # cause -> action, in place of requeue.POLICY's
     maybe_visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES at a local submission, put back for the ranks
 
     @property
@@ -71,6 +73,8 @@ def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpu
         signal_lead_s=spec.signal_lead_s,
         time_limit_s=spec.time_limit_s,
         threads_per_rank=spec.train.threads_per_rank,
+        max_failures=spec.requeue.max_failures,
+        policy={str(cause): action for cause, action in spec.requeue.policy.items()},
         maybe_visible_gpus=maybe_visible_gpus,
     )
 

@@ -16,7 +16,7 @@ from cluster.allocation import expand_nodelist, expand_task_list
 from cluster.plan import LaunchPlan, make_plan, python_at, read_plan, write_plan
 from cluster.runs import RunError, RunFolder, write_atomic
 from cluster.signals import STOP_SIGNALS
-from cluster.spec import JobSpec, SpecError, changed_keys, dump_spec, load_spec
+from cluster.spec import JobSpec, SpecError, changed_keys, dump_spec, faults_allowed, load_spec
 from cluster.spec_units import slurm_time
 
 log = logging.getLogger("run")
@@ -25,14 +25,15 @@ log = logging.getLogger("run")
 def prepare(spec_path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunFolder, LaunchPlan]:
     """Make the run folder named by the job id, or find the one that this job made before it was requeued.
 
-    From here on the supervisor's log is the run folder's.
+    From here on a batch job's log is the run folder's.
 
     Raises RunError: the spec is wrong, or the allocation does not say what it is.
     """
     job_id = environ["SLURM_JOB_ID"]
     run = maybe_known_run(job_id, environ) or make_run(spec_path, overrides, job_id, environ)
     plan = read_plan(run)
-    redirect_output(run.batch_log(job_id))
+    if environ.get("ENVIRONMENT") == "BATCH":  # set by Slurm for batch steps; in salloc there is a terminal to speak to
+        redirect_output(run.batch_log(job_id))
     if plan.preamble:
         run_preamble(plan, environ)
     return run, plan
@@ -59,20 +60,23 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
     Raises RunError: the spec is wrong, or this job (a salloc) has begun a run of this name with another spec.
     """
     try:
-        asked = load_spec(spec_path, overrides, cwd=Path.cwd())
+        asked = load_spec(spec_path, overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
     except SpecError as error:
         raise RunError(str(error)) from None
     run = RunFolder(asked.run_root / asked.name / job_id)
     spec = as_allocated(asked, environ)
     if run.plan.exists():
-        differing = changed_keys(load_spec(run.spec, cwd=run.path), spec)
+        differing = changed_keys(load_spec(run.spec, cwd=run.path, allow_faults=True), spec)
         if differing and not is_requeued(environ):
             raise RunError(
                 f"{run.path} holds a run of this job with another spec ({', '.join(differing)}): give this one another "
                 f"name, or go on with that one by python -m cluster.supervise {run.path}"
             )
         return run
-    run.make()
+    try:
+        run.make()
+    except OSError as error:
+        raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None
     write_atomic(run.spec, dump_spec(spec))
     run.append_event("submitted", attempt=0, job_id=job_id, route="sbatch")
     write_plan(make_plan(spec, run, python=python_at(sys.executable)), run)
@@ -116,11 +120,16 @@ def allocated(environ: Mapping[str, str]) -> dict[str, Any]:
         tasks = expand_task_list(environ["SLURM_TASKS_PER_NODE"])
     except KeyError as error:
         raise RunError(f"{error.args[0]} is not set: start this inside a Slurm job") from None
-    had: dict[str, Any] = {"nodes": len(nodes), "gpus_per_node": int(environ.get("SLURM_GPUS_ON_NODE", "0"))}
+    # SLURM_GPUS_ON_NODE is the batch shell's; in salloc's there is only what was asked for, such as a100:2.
+    gpus = environ.get("SLURM_GPUS_ON_NODE") or environ.get("SLURM_GPUS_PER_NODE", "0").rpartition(":")[2]
+    cpus = environ.get("SLURM_CPUS_PER_TASK")
+    had: dict[str, Any] = {
+        "nodes": len(nodes),
+        "gpus_per_node": int(gpus),
+        "cpus_per_task": int(cpus) if cpus else None,  # None: srun must not ask for more than the job has
+    }
     if "SLURM_NTASKS" in environ:
         had["tasks_per_node"] = max(tasks)
-    if "SLURM_CPUS_PER_TASK" in environ:
-        had["cpus_per_task"] = int(environ["SLURM_CPUS_PER_TASK"])
     names = {key: environ.get(f"SLURM_JOB_{key.upper()}") for key in ("partition", "account", "qos")}
     limit = maybe_time_limit(environ)
     return had | {key: value for key, value in names.items() if value} | ({"time_limit": limit} if limit else {})

@@ -1,132 +1,149 @@
-"""Verdict and policy: the end of an attempt -> [requeue] -> what is done about it.  Standard library only; pure.
+"""Policy: the verdict on an attempt -> [requeue] -> start the ranks again here, requeue the job, or leave.  Pure.
 
-What a rank recorded, what srun said and how processes ended are put in order, first cause before consequence: when one
-rank dies the others lose their connections, and those errors say nothing.
+One table says what is done about each cause.  Ends that come from outside go on as long as there is progress, which is
+a checkpoint of a higher step than any before; failures of the program have a budget.  A job is requeued only while
+Slurm lets it run: whatever else Slurm says, it or the user has decided already, and `scontrol requeue` would revive a
+job that its user has cancelled.
 """
 
-import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from cluster.launch import RanksEnd
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from cluster.slurm import JobState
 
-# "srun: error: n2: task 1: Exited with exit code 1", "srun: error: n3: tasks 4-5: Killed"; Slurm 22.05 and 24.11
-TASK_LINE = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
-EXITED = re.compile(r"^Exited with exit code (\d+)$")
+MAX_IDLE_ATTEMPTS = 2  # in a row without progress
+LEAVING_S = 60  # an allocation that ends sooner is not worth another start
 
-# What is done after each kind of end.  Every kind stops the job: coming back by itself is not built yet.
-POLICY: Mapping[str, str] = {
-    "finished": "none",
-    "stopped": "stop",
-    "usage": "stop",
-    "exception": "stop",
-    "connection": "stop",
-    "killed": "stop",
-    "unknown": "stop",
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one cause leads to."""
+
+    action: str  # restart: the ranks, here; requeue: the job; leave: nothing, somebody else decides or it is over
+    has_budget: bool = False  # a failure of the program, counted against requeue.max_failures
+    counts: bool = True  # whether an attempt without progress counts towards MAX_IDLE_ATTEMPTS
+
+
+POLICY: Mapping[str, Rule] = {
+    "finished": Rule("leave"),
+    "stopped": Rule("leave", counts=False),  # by the user
+    "user cancel": Rule("leave", counts=False),
+    "usage": Rule("leave"),
+    "preempted": Rule("requeue", counts=False),
+    "time limit": Rule("requeue"),
+    "node failure": Rule("leave", counts=False),  # Slurm requeues
+    "requeued": Rule("leave", counts=False),  # Slurm does
+    "lost": Rule("leave", counts=False),  # an attempt whose supervisor died
+    "killed": Rule("restart"),
+    "hang": Rule("restart"),
+    "connection": Rule("restart"),
+    "port": Rule("restart"),
+    "out of memory": Rule("restart", has_budget=True),
+    "exception": Rule("restart", has_budget=True),
+    "nan": Rule("restart", has_budget=True),
+    "disk": Rule("restart", has_budget=True),
+    "unknown": Rule("restart", has_budget=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """How one attempt ended, why, and what is done."""
+class Past:
+    """One attempt, as its verdict tells."""
 
-    outcome: str  # finished, stopped or failed
-    cause: str  # a key of POLICY
-    reason: str  # one line for the user
-    exit_code: int  # of the job
-    rank: int | None = None  # the rank that failed first, where one is known
-
-    @property
-    def action(self) -> str:
-        """What is done about it."""
-        return POLICY[self.cause]
+    cause: str
+    checkpoint_step: int  # the newest checkpoint when it ended; 0 without one
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What an attempt left behind."""
+class Decision:
+    """What to do, and why in one line where that is not plain."""
 
-    is_finished: bool  # summary.json is there
-    maybe_stop: Mapping[str, Any] | None  # the attempt's event `stopped`
-    failures: Sequence[Mapping[str, Any]]  # records of failing ranks
-    end: RanksEnd
+    action: str  # restart, requeue, leave or stop; stop: the run has failed for good
+    why: str = ""
 
 
-def judge(evidence: Evidence) -> Verdict:
-    """Name the first cause of an attempt's end."""
-    if evidence.is_finished:
-        return Verdict("finished", "finished", "all steps done", EXIT_FINISHED)
-    if evidence.maybe_stop is not None:  # all is saved: a rank that is killed while it leaves takes nothing away
-        stop = evidence.maybe_stop
-        return Verdict("stopped", "stopped", f"stopped by {stop['signal']}, saved at step {stop['step']}", EXIT_STOPPED)
-    killed = maybe_first_killed(evidence.failures, evidence.end)
-    if killed is not None:
-        return killed
-    record = maybe_first_record(evidence.failures, evidence.end)
-    if record is not None:
-        return from_record(record)
-    return Verdict("failed", "unknown", unexplained(evidence.end), EXIT_FAILED)
+def decide(
+    history: Sequence[Past],
+    *,
+    maybe_job: JobState | None,
+    is_on_slurm: bool,
+    max_failures: int,
+    overrides: Mapping[str, str],
+    maybe_mark: Mapping[str, object] | None,
+    stop_signal: str,
+) -> Decision:
+    """What to do after the last attempt of a history.
 
-
-def maybe_first_killed(failures: Sequence[Mapping[str, Any]], end: RanksEnd) -> Verdict | None:
-    """The rank that a signal ended, when that came before any failure of the program.
-
-    srun's first report says so by itself.  Otherwise a rank without a record was the first when the records tell of
-    nothing but lost connections: srun and the supervisor end those that have noticed nothing only later.
+    maybe_job: what squeue says now; None when Slurm no longer knows the job, or without Slurm.
+    overrides: cause -> action, from the spec's requeue.policy.
+    maybe_mark: the contents of stop.json, which the user left.
+    stop_signal: what the supervisor was sent, such as SIGTERM; empty when nothing came.
     """
-    reported = task_lines(end.launcher_lines)
-    if reported and not EXITED.match(reported[0][1]):
-        return killed_verdict(*reported[0])
-    if any(record["kind"] != "connection" for record in failures) or (reported and not failures):
-        return None
-    recorded = {record["rank"] for record in failures}
-    signalled = [(number, how) for number, how in reported if not EXITED.match(how) and how != "Terminated"]
-    signalled += [
-        (number, signal.Signals(-code).name)
-        for number, code in end.exit_codes.items()
-        if code < 0 and -code != signal.SIGTERM and number not in end.ended
-    ]
-    return next((killed_verdict(number, how) for number, how in signalled if number not in recorded), None)
+    cause = history[-1].cause
+    if maybe_mark is not None and cause not in ("finished", "usage", "user cancel"):
+        action = "requeue" if maybe_mark.get("requeue") else "leave"
+        return ask_slurm(Decision(action, "cluster.stop"), maybe_job, is_on_slurm)
+    rule = POLICY[cause]
+    action = overrides.get(cause, rule.action)
+    if action in ("leave", "stop"):
+        return Decision(action)
+    num_failures = failures_since_progress(history)
+    if rule.has_budget and num_failures > max_failures:
+        return Decision(
+            "stop", f"{num_failures} failures since the last progress, requeue.max_failures is {max_failures}"
+        )
+    if idle_attempts(history) >= MAX_IDLE_ATTEMPTS:
+        step = history[-1].checkpoint_step
+        return Decision(
+            "stop", f"no progress in {idle_attempts(history)} attempts: the newest checkpoint is still of step {step}"
+        )
+    wanted = Decision(action)
+    if action == "restart" and stop_signal:  # TERM may be a preemption in which no rank lived to save
+        wanted = Decision("leave" if stop_signal == "SIGINT" else "requeue", f"{stop_signal} came")
+    return ask_slurm(wanted, maybe_job, is_on_slurm)
 
 
-def killed_verdict(number: int, how: str) -> Verdict:
-    """A rank ended by a signal; how: in srun's words, such as Killed or Segmentation fault, or the signal's name."""
-    return Verdict("failed", "killed", f"rank {number} was ended by a signal: {how}", EXIT_FAILED, number)
+def ask_slurm(wanted: Decision, maybe_job: JobState | None, is_on_slurm: bool) -> Decision:
+    """What remains of a wish once Slurm's state of the job is known."""
+    if wanted.action == "leave" or not is_on_slurm:
+        return wanted if wanted.action != "requeue" else Decision("leave", "there is no queue on this machine")
+    if maybe_job is None:
+        return Decision("leave", "Slurm no longer knows the job")
+    is_timed_out = maybe_job.state == "COMPLETING" and maybe_job.reason == "TimeLimit"
+    if maybe_job.state != "RUNNING" and not is_timed_out:
+        return Decision("leave", f"the job is {maybe_job.state}: Slurm or its user has decided")
+    left = maybe_job.time_left_s
+    if wanted.action == "restart" and (is_timed_out or (left is not None and left < LEAVING_S)):
+        return Decision("requeue", f"{left or 0:.0f} s are left of the time limit")
+    return wanted
 
 
-def task_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """(first rank named, what happened) of each line in which srun reports the end of tasks, in its order."""
-    found = (TASK_LINE.match(line) for line in lines)
-    return [(int(re.split("[,-]", match["tasks"])[0]), match["how"]) for match in found if match]
+def made_progress(history: Sequence[Past], place: int) -> bool:
+    """Whether an attempt left a newer checkpoint than all before it."""
+    return history[place].checkpoint_step > max((past.checkpoint_step for past in history[:place]), default=0)
 
 
-def maybe_first_record(failures: Sequence[Mapping[str, Any]], end: RanksEnd) -> Mapping[str, Any] | None:
-    """The record that explains the others: no connection error while there is another, then the earliest.
-
-    srun's first report of an exit outranks the clocks of the nodes.
-    """
-    causes = [record for record in failures if record["kind"] != "connection"] or list(failures)
-    reported = task_lines(end.launcher_lines)
-    if reported:
-        causes.sort(key=lambda record: (record["rank"] != reported[0][0], record["time"]))
-    else:
-        causes.sort(key=lambda record: record["time"])
-    return causes[0] if causes else None
+def failures_since_progress(history: Sequence[Past]) -> int:
+    """Failures of the program since an attempt last made progress, its own end included."""
+    count = 0
+    for place in reversed(range(len(history))):
+        count += POLICY[history[place].cause].has_budget
+        if made_progress(history, place):
+            break
+    return count
 
 
-def from_record(record: Mapping[str, Any]) -> Verdict:
-    """The verdict that a rank's own record gives."""
-    reason = f"rank {record['rank']} on {record['host']}: {record['exception']}"
-    return Verdict("failed", record["kind"], reason, record["exit_code"], record["rank"])
+def idle_attempts(history: Sequence[Past]) -> int:
+    """Attempts without progress at the end of a history; those that were ended through no fault of the run pass."""
+    count = 0
+    for place in reversed(range(len(history))):
+        if made_progress(history, place):
+            break
+        count += POLICY[history[place].cause].counts
+    return count
 
 
-def unexplained(end: RanksEnd) -> str:
-    """The best line there is when no rank said why."""
-    spoken = [line for line in end.launcher_lines if line.startswith("srun: error:")]
-    if spoken:
-        return f"the ranks ended without a word; {spoken[0]}"
-    codes = ", ".join(f"rank {number}: {code}" for number, code in end.exit_codes.items() if code)
-    return f"the ranks ended without a word; {codes or f'srun ended with {end.launcher_code}'}"
+def back_off_s(history: Sequence[Past]) -> float:
+    """Seconds to wait before the ranks are started again here: none after progress, then longer and longer."""
+    idle = idle_attempts(history)
+    return 0.0 if idle == 0 else min(60.0, 2.0**idle)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import slurm
+from cluster.owner import last_submission, maybe_owner
 from cluster.runs import RunFolder, UsageError, sync_folder, write_atomic
-from cluster.spec import JobSpec, changed_keys, dump_spec, load_spec
+from cluster.spec import JobSpec, changed_keys, dump_spec, faults_allowed, load_spec
 
 FREE_KEYS = frozenset(("time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes"))
 
@@ -34,16 +35,16 @@ def prepare_resumption(run: RunFolder, overrides: Sequence[str], environ: Mappin
 
     Raises ResumeError: it is cancelled, a job of it is alive, or a key is fixed.  Raises SpecError: a value is wrong.
     """
-    old = load_spec(run.spec, cwd=run.path)
-    spec = load_spec(run.spec, overrides, cwd=Path.cwd())
+    old = load_spec(run.spec, cwd=run.path, allow_faults=True)
+    spec = load_spec(run.spec, overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
     changed = changed_keys(old, spec)
     check_changes(old, spec, changed, run)
-    if (run.path / "cancelled.json").exists():
+    if run.cancel_mark.exists():
         raise ResumeError(f"{run.path} was cancelled by its user and stays ended")
     is_longer = "train.epochs" in changed
     is_done = run.summary.exists() and not is_longer
     if not is_done:
-        check_nobody_runs(run, old, environ)
+        check_nobody_runs(run, environ)
     return Resumption(run, spec, is_done, lambda: commit(run, spec, changed))
 
 
@@ -67,33 +68,20 @@ def check_changes(old: JobSpec, spec: JobSpec, changed: Sequence[str], run: RunF
         raise ResumeError(f"train.epochs: the run ended by train.max_steps={limit}, which is fixed")
 
 
-def check_nobody_runs(run: RunFolder, old: JobSpec, environ: Mapping[str, str]) -> None:
+def check_nobody_runs(run: RunFolder, environ: Mapping[str, str]) -> None:
     """Raises ResumeError: a job of this run is queued or running, or Slurm did not say."""
-    submitted = [event for event in run.read_events() if event["event"] == "submitted"]
-    if old.cluster == "local" or (submitted and submitted[-1].get("route") == "direct"):
-        owner = run.read_attempt(run.latest_attempt())
-        if owner and is_alive(int(owner["pid"]), owner["host"]):
-            raise ResumeError(f"{run.path} is being trained by process {owner['pid']} on {owner['host']}")
-        return
-    job_id = submitted[-1]["job_id"] if submitted else ""
     try:
-        job = slurm.maybe_job_state(job_id, environ) if job_id else None
+        owner = maybe_owner(run, environ)
     except slurm.SlurmError as error:
+        job_id = last_submission(run)["job_id"]
         raise ResumeError(f"Slurm did not say whether job {job_id} of this run is alive: {error}") from None
-    if not slurm.has_ended(job):
-        assert job is not None
-        raise ResumeError(f"job {job_id} of this run is {job.state}: it goes on by itself; to end it: scancel {job_id}")
-
-
-def is_alive(pid: int, host: str) -> bool:
-    """Whether a supervisor of this machine is alive; of another machine nothing can be said, and it counts as dead."""
-    if host != socket.gethostname():
-        return False
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"cluster.supervise" in command or b"jobs.train" in command
+    if owner is None:
+        return
+    if owner.maybe_pid is not None:
+        raise ResumeError(f"{run.path} is being trained by process {owner.maybe_pid} on {socket.gethostname()}")
+    raise ResumeError(
+        f"job {owner.job_id} of this run is {owner.state}: it goes on by itself; to end it: scancel {owner.job_id}"
+    )
 
 
 def commit(run: RunFolder, spec: JobSpec, changed: Sequence[str]) -> None:
@@ -106,6 +94,6 @@ def commit(run: RunFolder, spec: JobSpec, changed: Sequence[str]) -> None:
         run.append_event("extended", attempt=attempt, job_id="", epochs=spec.train.epochs)
     if changed:
         write_atomic(run.spec, dump_spec(spec))
-    for mark in (run.path / "stop.json", run.summary):
+    for mark in (run.stop_mark, run.summary):
         mark.unlink(missing_ok=True)
     sync_folder(run.path)

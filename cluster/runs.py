@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from typing import Any
 
 FORMAT_VERSION = 1
 
+MANIFEST_NAME = re.compile(r"step_(\d{8,})\.json")
+
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # spec or environment wrong; never retried
+EXIT_UNREACHED = 4  # Slurm did not answer
 EXIT_STOPPED = 75  # stopped and saved, resumable; EX_TEMPFAIL of sysexits.h
 EXIT_INTERRUPTED = 130
 
@@ -108,6 +112,16 @@ class RunFolder:
         return self.path / "model_final.pt"
 
     @property
+    def stop_mark(self) -> Path:
+        """Save, leave, and do not come back by yourself: written by cluster.stop, removed by --resume."""
+        return self.path / "stop.json"
+
+    @property
+    def cancel_mark(self) -> Path:
+        """Ended by its user for good."""
+        return self.path / "cancelled.json"
+
+    @property
     def summary(self) -> Path:
         """Written once, when the run has finished."""
         return self.path / "summary.json"
@@ -141,7 +155,8 @@ class RunFolder:
         while True:
             attempt = self.latest_attempt() + 1
             with contextlib.suppress(FileExistsError), (self.attempts / f"{attempt:04d}").open("x") as file:
-                json.dump({"format_version": FORMAT_VERSION, "attempt": attempt, "time": utc_now(), **owner}, file)
+                claim = {"format_version": FORMAT_VERSION, "attempt": attempt, "time": utc_now(), **owner}
+                file.write(json.dumps(claim) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
                 return attempt
@@ -171,6 +186,12 @@ class RunFolder:
         with contextlib.suppress(FileNotFoundError):
             return dict(json.loads(path.read_text()))
         return {}
+
+
+def manifest_steps(checkpoints: Path) -> list[int]:
+    """Steps that have a checkpoint, oldest first; a checkpoint exists when its manifest does."""
+    found = (MANIFEST_NAME.fullmatch(entry.name) for entry in checkpoints.iterdir())
+    return sorted(int(match[1]) for match in found if match)
 
 
 def new_run_id(now: datetime, suffix: str | None = None) -> str:

@@ -40,6 +40,7 @@ class JobState:
     state: str  # Slurm's word, such as PENDING or RUNNING
     reason: str
     nodes: str  # host list, empty while pending
+    time_left_s: int | None = None  # of its time limit; None without one
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> str:
@@ -75,13 +76,25 @@ def maybe_job_state(job_id: str, environ: Mapping[str, str]) -> JobState | None:
     Raises SlurmError: no answer, which says nothing about the job.
     """
     try:
-        answer = run(["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T|%r|%N"], environ)
+        answer = run(["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T|%r|%N|%L"], environ)
     except SlurmError as error:
         if "Invalid job id specified" in str(error):
             return None
         raise
-    found = [line.split("|", 2) for line in answer.splitlines() if line.count("|") >= 2]
-    return JobState(*found[0]) if found else None
+    found = [line.split("|") for line in answer.splitlines() if line.count("|") == 3]
+    if not found:
+        return None
+    state, reason, nodes, left = found[0]
+    return JobState(state, reason, nodes, maybe_seconds(left))
+
+
+def maybe_seconds(text: str) -> int | None:
+    """Seconds of a duration as squeue prints it, [[D-]H:]M:S; None for UNLIMITED, NOT_SET, INVALID."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def has_ended(job: JobState | None) -> bool:
@@ -100,12 +113,27 @@ def kill_wait_s(environ: Mapping[str, str]) -> float:
 
 def maybe_time_limit_s(job_id: str, environ: Mapping[str, str]) -> int | None:
     """A job's time limit in seconds; None when it has none."""
-    text = run(["squeue", "-h", "-j", job_id, "-o", "%l"], environ).strip()
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if match is None:  # UNLIMITED, NOT_SET, INVALID
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return maybe_seconds(run(["squeue", "-h", "-j", job_id, "-o", "%l"], environ).strip())
+
+
+def requeue(job_id: str, environ: Mapping[str, str]) -> None:
+    """Put a running job back into the queue; a job that waits there already is left as it is.
+
+    job_id: of an array member as ARRAY_TASK: the array's own id would requeue all members.
+
+    Raises SlurmError: Slurm refused or did not answer.
+    """
+    try:
+        run(["scontrol", "requeue", job_id], environ)
+    except SlurmError as error:
+        if "pending execution" not in str(error):
+            raise
+
+
+def maybe_error_path(job_id: str, environ: Mapping[str, str]) -> Path | None:
+    """Where the batch step's standard error goes; None for a job without a batch script."""
+    match = re.search(r"^ +StdErr=(.+)$", run(["scontrol", "show", "job", job_id], environ), re.MULTILINE)
+    return Path(match[1]) if match else None
 
 
 def node_addresses(nodes: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ spec names the keys that aren't set in comments, and so loads again.
 
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,8 @@ from cluster.spec_units import memory_mib, num_gpus, slurm_time, time_s
 from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_overrides, read_document, read_plain
 
 FORMAT_VERSION: Literal[1] = 1
+
+FAULTS_VARIABLE = "CLUSTER_ALLOW_FAULTS"
 
 
 class SpecError(UsageError):
@@ -146,7 +148,13 @@ class CheckpointSpec(_Section):
     )
     """Minutes between saves; with every_steps, whichever comes first.  Default 10, or none with every_steps."""
     keep_last: Count = 2
-    """Newest checkpoints that are kept; with 2, one may turn out damaged."""
+    """Newest checkpoints that are kept, beside the best one; with 2, one may turn out damaged."""
+
+
+Cause = Literal[
+    "preempted", "time limit", "killed", "hang", "connection", "port",
+    "out of memory", "exception", "nan", "disk", "unknown",
+]  # fmt: skip
 
 
 class RequeueSpec(_Section):
@@ -154,6 +162,21 @@ class RequeueSpec(_Section):
 
     max_failures: Annotated[int, Field(ge=0, le=1000)] = 0
     """Failures of the program, such as an exception, to survive; counted since the last progress."""
+    policy: dict[Cause, Literal["restart", "requeue", "stop"]] = {}
+    """What is done after an attempt, by what ended it, in place of the default: `{exception: stop, disk: requeue}`."""
+
+
+class FaultSpec(_Section):
+    """A run broken on purpose, for drills and tests: a list of these.  Refused without CLUSTER_ALLOW_FAULTS=1."""
+
+    at_step: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    """Steps done when it happens: before the next one, or in the first save from then on."""
+    rank: Annotated[int, Field(ge=0)]
+    """Which rank breaks."""
+    do: Literal["kill", "stop", "raise", "enospc", "slow_save"]
+    """kill, stop: signals; raise: an exception; enospc, slow_save: a full disk, a save of 5 s, on rank 0."""
+    every_attempt: bool = False
+    """Whether it happens again after a restart; otherwise in the first attempt only."""
 
 
 class JobSpec(_Section):
@@ -226,6 +249,8 @@ class JobSpec(_Section):
     """When the state is saved."""
     requeue: RequeueSpec = Field(default_factory=RequeueSpec)
     """When it is tried again."""
+    faults: tuple[FaultSpec, ...] = ()
+    """How it is broken on purpose."""
 
     @property
     def num_gpus_per_node(self) -> int:
@@ -269,19 +294,31 @@ class JobSpec(_Section):
 
 
 SECTIONS = ("train", "dataset", "checkpoint", "requeue")
+FAULTS: Key = ("faults",)
+FAULTS_REFUSED = (
+    f"only drills and tests may break a run on purpose; set {FAULTS_VARIABLE}=1 in the environment, or leave it out"
+)
 
 
-def load_spec(path: Path, overrides: Sequence[str] = (), *, cwd: Path) -> JobSpec:
+def faults_allowed(environ: Mapping[str, str]) -> bool:
+    """Whether a spec may ask for faults."""
+    return environ.get(FAULTS_VARIABLE) == "1"
+
+
+def load_spec(path: Path, overrides: Sequence[str] = (), *, cwd: Path, allow_faults: bool = False) -> JobSpec:
     """Read and check a spec file.
 
     overrides: `section.key=value` or `key=value`, in place of what the file says.
     cwd: absolute folder that relative paths start from, `path` included.
+    allow_faults: whether the spec may break its run on purpose; faults_allowed() says.
     Raises SpecError: anything is wrong; every problem is in it, the file's in the order of lines.
     """
     document = read_document(_read_text(path, cwd))
     if document.values or not document.problems:
         apply_overrides(document, overrides)
         spec = _checked(document, cwd)
+        if spec.faults and not allow_faults:
+            document.complain(document.place(FAULTS).line, FAULTS, FAULTS_REFUSED)
     if document.problems:
         raise SpecError([problem.render(str(path)) for problem in sorted(document.problems)])
     return spec
@@ -341,8 +378,18 @@ def _dumped(section: BaseModel) -> Iterator[str]:
         elif value is None:
             yield f"# {name}: not set\n"
         else:
-            plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-            yield yaml.dump({name: plain}, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=sys.maxsize)
+            yield yaml.dump(
+                {name: _plain(value)}, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=sys.maxsize
+            )
+
+
+def _plain(value: object) -> object:
+    """A value in YAML's own types."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return str(value) if isinstance(value, Path) else value
 
 
 class _Dumper(yaml.SafeDumper):

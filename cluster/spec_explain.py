@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -111,7 +112,7 @@ def _choice_message(text: str, value: object, expected: str) -> str:
 def _near_key(key: Key, model: type[BaseModel]) -> str:
     """A hint at the key that was meant: of the same section, of another one, or the one that writes an sbatch flag."""
     sections = {name: _keys(field.annotation) for name, field in model.model_fields.items()}
-    section, name = ("", *key)[-2:]
+    section, name = ("", *(part for part in key if not part.startswith("[")))[-2:]
     flag = KEY_OF_FLAG.get(name.replace("_", "-"))
     if flag and not section:
         return f"; did you mean {flag}?"
@@ -124,7 +125,9 @@ def _near_key(key: Key, model: type[BaseModel]) -> str:
 
 
 def _keys(annotation: object) -> list[str]:
-    """Keys of a section; none of a plain field."""
+    """Keys of a section, or of each one in a list of sections; none of a plain field."""
+    if get_origin(annotation) is tuple:
+        annotation = get_args(annotation)[0]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return list(annotation.model_fields)
     return []

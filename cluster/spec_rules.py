@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.spec_yaml import Key, shown
+from cluster.spec_yaml import Key, entry, shown
 
 if TYPE_CHECKING:
     from cluster.spec import JobSpec
@@ -31,6 +31,7 @@ def contradictions(spec: "JobSpec") -> Iterator[Contradiction]:
     yield from _train_rules(spec)
     yield from _dataset_rules(spec)
     yield from _variable_rules(spec)
+    yield from _fault_rules(spec)
 
 
 def _local_rules(spec: "JobSpec") -> Iterator[Contradiction]:
@@ -101,3 +102,13 @@ def _variable_rules(spec: "JobSpec") -> Iterator[Contradiction]:
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65_535):
         message = f"{shown(port)} is no TCP port; use a number from 1 to 65535, in quotes"
         yield Contradiction((("env", "MASTER_PORT"),), message)
+
+
+def _fault_rules(spec: "JobSpec") -> Iterator[Contradiction]:
+    for number, fault in enumerate(spec.faults):
+        key = ("faults", entry(number), "rank")
+        if fault.do in ("enospc", "slow_save") and fault.rank != 0:
+            yield Contradiction((key,), f"{fault.rank} never saves; {fault.do} needs rank 0")
+        elif fault.rank >= spec.world_size:
+            message = f"{fault.rank} is no rank of a run with {spec.world_size}; they count from 0"
+            yield Contradiction((key, ("nodes",), ("tasks_per_node",)), message)

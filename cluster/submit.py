@@ -17,9 +17,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,11 +30,18 @@ from cluster import index, rank
 from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at, write_plan
 from cluster.resume import prepare_resumption
-from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id, write_atomic
-from cluster.spec import JobSpec, dump_spec, load_spec
+from cluster.runs import (
+    EXIT_FINISHED,
+    EXIT_UNREACHED,
+    EXIT_USAGE,
+    RunFolder,
+    UsageError,
+    new_run_id,
+    write_atomic,
+)
+from cluster.spec import JobSpec, dump_spec, faults_allowed, load_spec
 
 EXIT_REFUSED = 3  # Slurm said no
-EXIT_UNREACHED = 4  # Slurm did not answer; it may have taken the job
 YEAR_MIN = 365 * 24 * 60  # submitit's local executor ends a job after 2 minutes unless told otherwise
 
 # What a job of ours must not inherit from the job that we may be started in; sbatch and srun would take it as options.
@@ -125,7 +133,7 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return EXIT_FINISHED
         run, spec, commit = resumption.run, resumption.spec, resumption.commit
     else:
-        spec = load_spec(args.spec, args.overrides, cwd=Path.cwd())
+        spec = load_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
         run, commit = RunFolder(spec.run_root / spec.name / new_run_id(datetime.now(timezone.utc))), None
     plan = make_plan(
         spec, run, python=python_at(sys.executable), maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
@@ -167,7 +175,12 @@ def stage_if_missing(spec: JobSpec, source: Path, overrides: Sequence[str]) -> N
 
     Raises SubmissionError: it could not be staged; nothing was submitted.
     """
-    if spec.dataset.staged_path.exists():
+    staged = spec.dataset.staged_path
+    if staged.exists():
+        if spec.dataset.kind == "image_folder":  # the one kind whose source may have changed since
+            when = datetime.fromtimestamp(staged.stat().st_mtime).isoformat(sep=" ", timespec="seconds")
+            hint = f"after a change of the images: python -m jobs.stage {source} --force"
+            print(f"using {staged}, staged at {when}; {hint}", file=sys.stderr)
         return
     done = subprocess.run([sys.executable, "-m", "jobs.stage", str(source), *overrides], stdout=sys.stderr, check=False)
     if done.returncode != 0:
@@ -212,7 +225,9 @@ def start(
     is_new = maybe_commit is None
     try:
         executor = make_executor(plan, run, enter)
-        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints sbatch's words as well as raising them
+        # submitit prints sbatch's words as well as raising them.  Its local controller inherits that INT is ignored:
+        # a terminal's Ctrl-C is for us, and the supervisor gets it from us.
+        with contextlib.redirect_stderr(io.StringIO()), ignored(signal.SIGINT):
             return str(executor.submit(os.execv, command[0], command).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         raise refusal(str(error), plan, run, is_new=is_new) from None
@@ -220,6 +235,16 @@ def start(
         if error.filename != "sbatch":  # a full disk, say: the job may be in the queue, and its folder is left alone
             raise
         raise refusal(str(error), plan, run, is_new=is_new) from None
+
+
+@contextlib.contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Ignore a signal here, and in processes started meanwhile until they handle it."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def refusal(words: str, plan: LaunchPlan, run: RunFolder, *, is_new: bool) -> SubmissionError:
@@ -234,7 +259,7 @@ def refusal(words: str, plan: LaunchPlan, run: RunFolder, *, is_new: bool) -> Su
         )
     if is_new:
         shutil.rmtree(run.path)
-    if re.search(r"Unable to contact slurm controller|: 'sbatch'$", words):
+    if re.search(r"Unable to contact slurm controller|configuration (file|source)|: 'sbatch'$", words):
         return SubmissionError(
             f"{words}\nSlurm was not reached; nothing was submitted. To find out: scontrol ping", EXIT_UNREACHED
         )

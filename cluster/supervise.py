@@ -8,8 +8,6 @@ signals: Slurm tells the ranks, and what they saved decides.
 """
 
 import argparse
-import contextlib
-import json
 import logging
 import os
 import shlex
@@ -18,26 +16,27 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cluster import address, rank, slurm
 from cluster.allocation import expand_nodelist, expand_task_list
+from cluster.history import gather, note_lost_attempts, read_history, record_end
+from cluster.job import Job, find_job
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
 from cluster.plan import LaunchPlan, read_plan
-from cluster.requeue import Evidence, Verdict, judge
+from cluster.requeue import Decision, Past, back_off_s, decide
 from cluster.runs import (
     EXIT_FAILED,
     EXIT_FINISHED,
+    EXIT_STOPPED,
     EXIT_USAGE,
     RunFolder,
     SupersededError,
     UsageError,
     make_logger,
-    read_lines,
-    utc_now,
-    write_json,
+    manifest_steps,
 )
 from cluster.signals import StopFlag
+from cluster.verdict import Verdict, judge
 
 log = logging.getLogger("run")
 
@@ -89,32 +88,101 @@ def find_plan(target: Path, overrides: Sequence[str], environ: Mapping[str, str]
 
 
 def supervise(run: RunFolder, plan: LaunchPlan, stop: StopFlag, environ: Mapping[str, str]) -> int:
-    """One attempt from claim to verdict; returns the job's exit code."""
+    """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
+    job = find_job(plan, environ)
+    while True:
+        maybe_code = maybe_exit_code_by_marks(run)
+        if maybe_code is not None:
+            return maybe_code
+        note_lost_attempts(run)
+        attempt, verdict = run_attempt(run, plan, stop, job, environ)
+        history = read_history(run, attempt - 1)
+        history.append(Past(verdict.cause, max(manifest_steps(run.checkpoints), default=0)))
+        decision = choose(history, run, plan, stop, job)
+        run.check_owner(attempt)
+        record_end(run, verdict, decision, history[-1], attempt, job.job_id)
+        if decision.action == "restart":
+            wait_before_restart(back_off_s(history), stop)
+            if not stop.is_set():
+                continue
+            decision = choose(history, run, plan, stop, job)
+        if decision.action == "requeue":
+            put_back(run, verdict, attempt, job)
+        return verdict.exit_code
+
+
+def maybe_exit_code_by_marks(run: RunFolder) -> int | None:
+    """What ends a job before it starts anything: the run is finished, or its user has ended or stopped it."""
     if run.summary.exists():
         log.info("%s is finished; nothing to do", run.path)
         return EXIT_FINISHED
-    job_id = environ.get("SLURM_JOB_ID") or environ.get("SUBMITIT_LOCAL_JOB_ID") or str(os.getpid())
+    if run.cancel_mark.exists():
+        log.info("%s was cancelled by its user", run.path)
+        return EXIT_FAILED
+    mark = run.read_json(run.stop_mark)
+    if mark.get("requeue"):  # this is the job that came back
+        run.stop_mark.unlink(missing_ok=True)
+    elif mark:
+        log.info("%s was stopped by its user; to go on: python -m cluster.submit --resume %s", run.path, run.path)
+        return EXIT_STOPPED
+    return None
+
+
+def run_attempt(
+    run: RunFolder, plan: LaunchPlan, stop: StopFlag, job: Job, environ: Mapping[str, str]
+) -> tuple[int, Verdict]:
+    """Claim an attempt, start its ranks and wait for their end; returns its number and how it ended."""
     nodes, shape = read_shape(plan, environ)
     master_addr = find_master(plan, nodes, environ)  # before the claim: what is wrong here leaves no attempt behind
-    attempt = run.claim_attempt({"job_id": job_id, "host": socket.gethostname(), "pid": os.getpid()})
+    attempt = run.claim_attempt({"job_id": job.job_id, "host": socket.gethostname(), "pid": os.getpid()})
     run.append_event(
         "attempt_started",
         attempt=attempt,
-        job_id=job_id,
+        job_id=job.job_id,
         nodes=list(nodes),
         world_size=shape.num_tasks,
         restart_count=int(environ.get("SLURM_RESTART_COUNT", "0")),
     )
     log.info("attempt %d of %s: %d ranks on %s", attempt, run.path, shape.num_tasks, ",".join(nodes))
     token = f"{run.run_id}.{attempt}"
-    ports = environ.get("MASTER_PORT") or ",".join(map(str, rank.draw_master_ports(f"{job_id}.{token}")))
+    ports = environ.get("MASTER_PORT") or ",".join(map(str, rank.draw_master_ports(f"{job.job_id}.{token}")))
     variables = dict(environ) | rank_variables(master_addr, ports, token, attempt)
     ranks = start_ranks(plan, shape, variables, run.attempt_log(attempt))
     wait(ranks, stop, forward=plan.cluster == "local")
-    verdict = judge(gather(run, attempt, ranks))
-    run.check_owner(attempt)
-    record_end(run, verdict, attempt, job_id)
-    return verdict.exit_code
+    return attempt, judge(gather(run, plan, attempt, ranks, stop, job))
+
+
+def choose(history: Sequence[Past], run: RunFolder, plan: LaunchPlan, stop: StopFlag, job: Job) -> Decision:
+    """What to do now, by the policy and by what Slurm and the user say at this moment."""
+    return decide(
+        history,
+        maybe_job=job.ask() if job.is_on_slurm else None,
+        is_on_slurm=job.is_on_slurm,
+        max_failures=plan.max_failures,
+        overrides=plan.policy,
+        maybe_mark=run.read_json(run.stop_mark) or None,
+        stop_signal=stop.name(),
+    )
+
+
+def wait_before_restart(seconds: float, stop: StopFlag) -> None:
+    """Back off, unless somebody asks to stop."""
+    if seconds:
+        log.info("the ranks start again in %.0f s", seconds)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stop.is_set():
+        time.sleep(POLL_S)
+
+
+def put_back(run: RunFolder, verdict: Verdict, attempt: int, job: Job) -> None:
+    """Requeue the job; a refusal leaves the run resumable by hand, and says how."""
+    try:
+        slurm.requeue(job.requeue_id, job.environ)
+    except slurm.SlurmError as error:
+        log.error("Slurm did not requeue the job: %s; to go on: python -m cluster.submit --resume %s", error, run.path)
+        return
+    run.append_event("requeued", attempt=attempt, job_id=job.job_id, cause=verdict.cause)
+    log.info("requeued; Slurm holds a requeued job back for about two minutes (AuthInfo=cred_expire)")
 
 
 def read_shape(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[tuple[str, ...], Shape]:
@@ -180,48 +248,6 @@ def wait(ranks: Ranks, stop: StopFlag, *, forward: bool) -> None:
             ranks.ask_to_stop()
             told = True
         time.sleep(POLL_S)
-
-
-def gather(run: RunFolder, attempt: int, ranks: Ranks) -> Evidence:
-    """Collect what the attempt left behind."""
-    records = []
-    for path in sorted(run.failures.glob(f"a{attempt:04d}_r*.json")):
-        with contextlib.suppress(json.JSONDecodeError):  # its rank was killed while it wrote
-            records.append(json.loads(path.read_text()))
-    stops: list[dict[str, Any]] = [
-        event for event in read_lines(run.events) if event["event"] == "stopped" and event["attempt"] == attempt
-    ]
-    return Evidence(run.summary.exists(), stops[-1] if stops else None, records, ranks.end())
-
-
-def record_end(run: RunFolder, verdict: Verdict, attempt: int, job_id: str) -> None:
-    """Write the verdict, and the event where rank 0 could not."""
-    write_json(
-        run.verdict(attempt),
-        {
-            "time": utc_now(),
-            "attempt": attempt,
-            "job_id": job_id,
-            "outcome": verdict.outcome,
-            "cause": verdict.cause,
-            "reason": verdict.reason,
-            "rank": verdict.rank,
-            "exit_code": verdict.exit_code,
-            "action": verdict.action,
-        },
-    )
-    if verdict.outcome == "failed":
-        run.append_event(
-            "attempt_failed",
-            attempt=attempt,
-            job_id=job_id,
-            cause=verdict.cause,
-            rank=verdict.rank,
-            reason=verdict.reason,
-        )
-        log.error("attempt %d failed: %s", attempt, verdict.reason)
-    else:
-        log.info("attempt %d %s: %s", attempt, verdict.outcome, verdict.reason)
 
 
 if __name__ == "__main__":

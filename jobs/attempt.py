@@ -71,15 +71,18 @@ def open_run(spec: JobSpec, maybe_run_dir: Path | None, job_id: str) -> RunFolde
         maybe_run_dir = spec.run_root / spec.name / new_run_id(datetime.now(timezone.utc))
     run = RunFolder(maybe_run_dir)
     if run.spec.exists():
-        differing = changed_keys(load_spec(run.spec, cwd=run.path), spec)
+        differing = changed_keys(load_spec(run.spec, cwd=run.path, allow_faults=True), spec)
         if differing:
             raise RunError(
                 f"{run.path} holds a run with another spec ({', '.join(differing)}): resume it with {run.spec}"
             )
         run.make()
         return run
-    run.make()
-    write_atomic(run.spec, dump_spec(spec))
+    try:
+        run.make()
+        write_atomic(run.spec, dump_spec(spec))
+    except OSError as error:
+        raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None
     run.append_event("submitted", attempt=0, job_id=job_id, route="direct")
     return run
 

@@ -11,18 +11,17 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cluster.runs import FORMAT_VERSION, RunFolder, sync_folder
+from cluster.runs import FORMAT_VERSION, RunFolder, manifest_steps, sync_folder
 
 log = logging.getLogger("run")
 
-MANIFEST_NAME = re.compile(r"step_(\d{8,})\.json")
 DATA_NAME = re.compile(r"step_\d{8,}\.pt")
 READ_BYTES = 1 << 22
 
@@ -60,11 +59,19 @@ def data_path(folder: Path, step: int) -> Path:
 
 
 def save(
-    run: RunFolder, state: Mapping[str, Any], *, step: int, epoch: int, attempt: int, environment: Mapping[str, Any]
+    run: RunFolder,
+    state: Mapping[str, Any],
+    *,
+    step: int,
+    epoch: int,
+    attempt: int,
+    environment: Mapping[str, Any],
+    while_writing: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Write one checkpoint and read it back; it exists when this returns.
 
     state: tensors, text, numbers, lists and dicts only, so that weights_only=True reads it.
+    while_writing: called when the temporary data file is there; what it raises is as if the storage had raised it.
 
     Raises SupersededError: a later attempt owns the run.  Raises OSError: the storage failed; the temporary file is
     gone and older checkpoints are untouched.  Raises CheckpointError: the storage gave back other bytes than written.
@@ -78,13 +85,19 @@ def save(
     )
     run.check_owner(attempt)
     withdraw(path)
-    publish(path, data, run, attempt)
+    publish(path, data, run, attempt, while_writing)
     publish(path.with_suffix(".json"), json.dumps(asdict(manifest), indent=2).encode(), run, attempt)
     verify(path, manifest)
     return manifest
 
 
-def publish(path: Path, data: bytes | memoryview, run: RunFolder, attempt: int) -> None:
+def publish(
+    path: Path,
+    data: bytes | memoryview,
+    run: RunFolder,
+    attempt: int,
+    while_writing: Callable[[], None] = lambda: None,
+) -> None:
     """Write a file under a temporary name that carries the attempt, and rename it once it is on the disk.
 
     Raises SupersededError: a later attempt owns the run by now; nothing was renamed.
@@ -93,6 +106,7 @@ def publish(path: Path, data: bytes | memoryview, run: RunFolder, attempt: int) 
     try:
         with temporary.open("wb") as file:
             file.write(data)
+            while_writing()
             file.flush()
             os.fsync(file.fileno())
         run.check_owner(attempt)
@@ -127,12 +141,6 @@ def verify(path: Path, manifest: Manifest) -> None:
             f"{path.name}: {size} bytes with SHA-256 {digest.hexdigest()[:12]}..., "
             f"the manifest says {manifest.size} and {manifest.sha256[:12]}..."
         )
-
-
-def manifest_steps(folder: Path) -> list[int]:
-    """Steps that have a manifest, oldest first."""
-    found = (MANIFEST_NAME.fullmatch(entry.name) for entry in folder.iterdir())
-    return sorted(int(match[1]) for match in found if match)
 
 
 def read_manifest(folder: Path, step: int) -> Manifest:

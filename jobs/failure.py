@@ -5,6 +5,7 @@ ends the job.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from cluster.runs import EXIT_FAILED, EXIT_USAGE, FORMAT_VERSION, SupersededError, UsageError, utc_now
+from cluster.runs import EXIT_FAILED, EXIT_USAGE, FORMAT_VERSION, RunFolder, SupersededError, UsageError, utc_now
 
 if TYPE_CHECKING:
     from jobs.loop import Loop
@@ -30,17 +31,26 @@ CONNECTION = re.compile(
 )
 
 
+STORAGE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE))
+
+
 def kind_of(error: BaseException) -> str:
-    """usage, connection or exception: what the supervisor's policy goes by.
+    """What the supervisor's policy goes by; an exception may name its own by `failure_kind`.
 
     Imports nothing: what failed may be the import of torch.
     """
+    if hasattr(error, "failure_kind"):
+        return str(error.failure_kind)
     if isinstance(error, UsageError):
         return "usage"
     if isinstance(error, ConnectionError):  # RendezvousError is one
         return "connection"
     if isinstance(error, RuntimeError) and CONNECTION.search(f"{type(error).__name__}: {error}"):
         return "connection"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's has this name
+        return "out of memory"
+    if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+        return "disk"
     return "exception"
 
 
@@ -61,8 +71,9 @@ class Whereabouts:
 
 def leave(error: BaseException, where: Whereabouts) -> NoReturn:
     """Say what happened, record it, and end this process without waiting for anybody."""
-    if isinstance(error, SupersededError):  # the folder belongs to others: not even a record is written
-        log.error("%s", error)
+    superseded = maybe_superseded(error, where)
+    if superseded is not None:  # the folder belongs to others: not even a record is written
+        log.error("%s", superseded)
         os._exit(EXIT_FAILED)
     kind = kind_of(error)
     exit_code = EXIT_USAGE if kind == "usage" else EXIT_FAILED
@@ -74,6 +85,21 @@ def leave(error: BaseException, where: Whereabouts) -> NoReturn:
         except OSError as unwritten:
             log.error("no record of this failure could be written: %s", unwritten)
     os._exit(exit_code)
+
+
+def maybe_superseded(error: BaseException, where: Whereabouts) -> BaseException | None:
+    """The news that a later attempt owns the run, whatever this rank failed of."""
+    if isinstance(error, SupersededError):
+        return error
+    if where.maybe_run_dir is None or where.attempt == 0:
+        return None
+    try:
+        RunFolder(where.maybe_run_dir).check_owner(where.attempt)
+    except SupersededError as news:
+        return news
+    except OSError:  # no folder to look into, so none to harm
+        return None
+    return None
 
 
 def record(error: BaseException, kind: str, exit_code: int, where: Whereabouts) -> None:
@@ -93,4 +119,4 @@ def record(error: BaseException, kind: str, exit_code: int, where: Whereabouts) 
         "traceback": "".join(traceback.format_exception(error)),
     }
     with contextlib.suppress(FileExistsError), path.open("x") as file:
-        json.dump(content, file, indent=2)
+        file.write(json.dumps(content, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """Finish: the last step -> [finish] -> model_final.pt and summary.json, the done marker.  Rank 0 alone."""
 
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from cluster.runs import RunFolder, seconds_between, utc_now, write_atomic, write_json
 from jobs.digest import weights_sha256
 from jobs.loop import Loop
+
+log = logging.getLogger("run")
 
 
 def finish(loop: Loop) -> None:
@@ -20,8 +23,10 @@ def finish(loop: Loop) -> None:
     run.check_owner(loop.recorder.attempt)
     write_atomic(run.model_final, buffer.getvalue())
     summary = summarize(loop, weights_sha256(weights))
+    run.check_owner(loop.recorder.attempt)
     loop.recorder.beat(phase="finished")
     write_json(run.summary, summary)
+    log.info("finished: test accuracy %.4f; %s", summary["test_accuracy"], run.summary)
     loop.recorder.event("finished", step=loop.state.step, test_accuracy=summary["test_accuracy"])
 
 

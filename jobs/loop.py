@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from jobs.control import Control, Tally
 from jobs.data import DataSet
 from jobs.digest import next_samples_digest
 from jobs.evaluate import broadcast_buffers, evaluate
+from jobs.faults import Faults
 from jobs.metrics import Recorder
 from jobs.state import TrainState
 from jobs.step import HostLoss, Length, Stepper
@@ -34,6 +36,12 @@ class Done:
     lr: float
     seconds: float
     ends_epoch: bool
+
+
+class NanLossError(ArithmeticError):
+    """The loss is no number; every rank raises this at the same boundary, and before a save."""
+
+    failure_kind = "nan"
 
 
 @dataclass
@@ -56,6 +64,7 @@ class Loop:
     state: TrainState
     length: Length
     environment: Mapping[str, Any]  # what bit-equality depends on; goes into every manifest
+    faults: Faults
     stop_signal: str = ""
     saved_step: int = 0  # the last step that a checkpoint holds
     began_s: float = 0.0  # time.monotonic() when the process started
@@ -94,6 +103,7 @@ class Loop:
         """One optimizer step and the boundary after it."""
         began = time.monotonic()
         state = self.state
+        self.faults.before_step(state.step)
         epoch = state.epoch
         ids, loss, lr = self.stepper.make(state)
         state.samples_sha256 = next_samples_digest(bytes.fromhex(state.samples_sha256), ids).hex()
@@ -124,6 +134,8 @@ class Loop:
         self.stop_signal = self.stop_signal or tally.stop_signal
         done, self._posted = self._posted, None
         if done is not None:
+            if not math.isfinite(tally.loss_sum):
+                raise NanLossError(f"the loss of step {done.step} is {tally.loss_sum}; nothing is saved from here on")
             self.state.add_loss(tally.loss_sum, done.num_samples, ends_epoch=done.ends_epoch)
             self.log_step(done, tally.loss_sum / done.num_samples)
 
@@ -190,6 +202,7 @@ class Loop:
             epoch=state.epoch,
             attempt=self.recorder.attempt,
             environment=self.environment,
+            while_writing=lambda: self.faults.while_saving(state.step),
         )
         seconds = round(time.monotonic() - self._saved_s, 3)
         self.recorder.event("checkpoint_saved", step=state.step, bytes=manifest.size, seconds=seconds)

@@ -4,8 +4,10 @@ metrics.jsonl holds each logged step once: a resumed run cuts it back to where i
 """
 
 import logging
+import math
 import os
 import threading
+import time
 from typing import Any
 
 from cluster.runs import EXIT_FAILED, RunFolder, SupersededError, append_line, read_lines, utc_now, write_json
@@ -13,6 +15,7 @@ from cluster.runs import EXIT_FAILED, RunFolder, SupersededError, append_line, r
 log = logging.getLogger("run")
 
 BEAT_S = 5.0
+FENCE_S = 1.0  # less than a successor needs from its claim to its first write
 
 
 class Recorder:
@@ -24,14 +27,28 @@ class Recorder:
         self.attempt = attempt
         self._job_id = job_id
         self.writes = writes
+        self._looked_s = -math.inf
         self._beat: dict[str, Any] = {"phase": "starting", "step": 0}
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep_beating, daemon=True)
 
+    def _may_write(self) -> bool:
+        """Whether this is rank 0, of the attempt that owns the run.
+
+        Looks again once FENCE_S have passed since the last look: a process that was held still and goes on after a
+        successor has started notices by the clock, before it writes anything.
+
+        Raises SupersededError: a later attempt owns the run.
+        """
+        if self.writes and time.monotonic() - self._looked_s > FENCE_S:
+            self.run.check_owner(self.attempt)
+            self._looked_s = time.monotonic()
+        return self.writes
+
     def event(self, name: str, /, **fields: Any) -> None:  # noqa: ANN401
         """Add one event."""
-        if self.writes:
+        if self._may_write():
             self.run.append_event(name, attempt=self.attempt, job_id=self._job_id, **fields)
 
     def start_beating(self) -> None:
@@ -42,7 +59,7 @@ class Recorder:
 
     def beat(self, **fields: Any) -> None:  # noqa: ANN401
         """Say where the run is; a new phase is written at once, the rest with the next beat."""
-        if not self.writes:
+        if not self._may_write():
             return
         changed = "phase" in fields and fields["phase"] != self._beat["phase"]
         self._beat = self._beat | fields
@@ -51,7 +68,7 @@ class Recorder:
 
     def stop_beating(self) -> None:
         """Write the last heartbeat and no other."""
-        if self.writes and not self._ended.is_set():
+        if self._may_write() and not self._ended.is_set():
             self._ended.set()
             self._write_beat()
 
@@ -72,7 +89,7 @@ class Recorder:
 
     def metrics_line(self, line: dict[str, Any]) -> None:
         """Add one logged step."""
-        if self.writes:
+        if self._may_write():
             append_line(self.run.metrics, line)
 
     def metrics_size(self) -> int:
@@ -93,7 +110,7 @@ class Recorder:
 
     def best(self, step: int, accuracy: float) -> None:
         """Say which checkpoint is the best by evaluation."""
-        if self.writes:
+        if self._may_write():
             write_json(self.run.checkpoints / "best.json", {"step": step, "test_accuracy": accuracy})
 
     def last_known_step(self) -> int:

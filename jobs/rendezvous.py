@@ -39,6 +39,12 @@ class RendezvousError(ConnectionError):
     """The ranks cannot meet: no port could be bound, or no store with the run's token was found."""
 
 
+class PortError(RendezvousError):
+    """Rank 0 can bind none of its ports."""
+
+    failure_kind = "port"
+
+
 def connect(env: RankEnv, *, timeout_s: float) -> Store:
     """Open the store of this run; on rank 0, serve it.  Ranks may call this in any order.
 
@@ -142,7 +148,7 @@ def _bind_first_free(env: RankEnv) -> socket.socket:
             )
         except OSError as error:
             outcomes[port] = _reason(error)
-    raise RendezvousError(
+    raise PortError(
         f"rank 0 can bind no port on {socket.gethostname()}: {_list(outcomes)}; see who holds them with `ss -ltnp`, "
         "and leave MASTER_PORT unset (ports are then drawn for each attempt) or set it to a free one"
     )

@@ -17,6 +17,7 @@ from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
 from jobs.data import DataSet, open_staged
 from jobs.device import choose_device, environment_of, use_device
+from jobs.faults import Faults
 from jobs.loop import Loop
 from jobs.metrics import Recorder
 from jobs.model import build_model
@@ -84,6 +85,7 @@ def is_finished(session: Session) -> bool:
 def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
     """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
     spec, env, device = session.spec, session.env, session.device
+    faults = Faults.of(spec, env, session.attempt)
     recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
     environment = environment_of(device, spec, env)
@@ -94,6 +96,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         model, optimizer, session.control, recorder, global_batch=length.global_batch, environment=environment
     )
     announce(recorder, session, length, state)
+    faults.announce()
     ddp = wrap(model, device, spec.train)
     settle_buckets(ddp, device)
     return Loop(
@@ -109,6 +112,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         state=state,
         length=length,
         environment=environment,
+        faults=faults,
         saved_step=state.step,
         began_s=began_s,
     )
@@ -123,6 +127,7 @@ def announce(recorder: Recorder, session: Session, length: Length, state: TrainS
         step=state.step,
     )
     recorder.start_beating()
+    log.info("run folder: %s", session.run.path)
     log.info(
         "%s on %d ranks (%s), %s, global batch %d, %d steps in all, from step %d",
         session.spec.train.model,

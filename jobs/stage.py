@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.spec import DatasetSpec, SpecError, load_spec
+from cluster.spec import DatasetSpec, SpecError, faults_allowed, load_spec
 from jobs.cifar import read_cifar
 from jobs.data import CIFAR_KINDS, STAGED_FORMAT_VERSION, DataError, open_staged
 from jobs.sources import Source, make_synthetic, read_image_folder
@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--force", action="store_true", help="stage anew, even if the staged file is good")
     options = parser.parse_intermixed_args(arguments)
     try:
-        dataset = load_spec(options.spec, options.overrides, cwd=Path.cwd()).dataset
+        allow_faults = faults_allowed(os.environ)
+        dataset = load_spec(options.spec, options.overrides, cwd=Path.cwd(), allow_faults=allow_faults).dataset
         if not options.force and is_staged(dataset):
             print(f"{dataset.staged_path} is staged already; --force stages it anew")
             return 0

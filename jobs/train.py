@@ -16,7 +16,7 @@ from pathlib import Path
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv, read_rank
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED, make_logger
 from cluster.signals import StopFlag
-from cluster.spec import JobSpec, load_spec
+from cluster.spec import JobSpec, faults_allowed, load_spec
 from jobs.failure import Whereabouts, leave
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         env = read_rank(os.environ, args.local_rank)
         where.rank = env.rank
         make_logger(f"r{env.rank:05d}", level=logging.INFO if env.rank == 0 else logging.WARNING)
-        spec = load_spec(args.spec, args.overrides, cwd=Path.cwd())
+        spec = load_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(os.environ))
         os.environ.update(library_variables(spec, os.environ))
         return attend(spec, env, stop, where, began_s)
     except Exception as error:

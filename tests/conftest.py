@@ -1,11 +1,17 @@
 """Fixtures that real runs share."""
 
+import socket
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from cluster.owner import is_alive
 from tests.training import REPOSITORY, command, environment, write_spec
+
+StartSupervisor = Callable[[Path], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +23,21 @@ def staged_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command("jobs.stage", spec), env=environment(folder), cwd=REPOSITORY, check=True, capture_output=True
     )
     return folder
+
+
+@pytest.fixture
+def start_supervisor() -> Iterator[StartSupervisor]:
+    """Starts processes whose command line is a supervisor's; they end at SIGTERM."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(argument: Path) -> "subprocess.Popen[bytes]":
+        words = ["-c", "import time; time.sleep(600)", "-m", "cluster.supervise", str(argument)]
+        started.append(subprocess.Popen([sys.executable, *words]))
+        while not is_alive(started[-1].pid, socket.gethostname()):  # between fork and exec it has our command line
+            pass
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

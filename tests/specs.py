@@ -19,7 +19,7 @@ def spec_with(key: str, *lines: str) -> str:
 
 def load(tmp_path: Path, text: str, *overrides: str) -> JobSpec:
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
-    return load_spec(Path("spec.yaml"), overrides, cwd=tmp_path)
+    return load_spec(Path("spec.yaml"), overrides, cwd=tmp_path, allow_faults=True)
 
 
 def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:

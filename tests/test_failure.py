@@ -18,7 +18,8 @@ from jobs.checkpoint import CheckpointError
 from jobs.data import DataError
 from jobs.device import DeviceError
 from jobs.failure import Whereabouts, kind_of, record
-from jobs.rendezvous import RendezvousError
+from jobs.loop import NanLossError
+from jobs.rendezvous import PortError, RendezvousError
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -42,10 +43,14 @@ REPOSITORY = Path(__file__).parents[1]
         (RuntimeError("NCCL communicator was aborted on rank 0."), "connection"),
         (torch.distributed.DistNetworkError("failed to recv, got 0 bytes"), "connection"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "exception"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "exception"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
+        (MemoryError(), "out of memory"),
+        (NanLossError("the loss of step 3 is nan"), "nan"),
+        (PortError("rank 0 can bind no port"), "port"),
         (CheckpointError("step_00000001.pt: 1 bytes"), "exception"),
         (ValueError("x"), "exception"),
-        (OSError(28, "No space left on device"), "exception"),
+        (OSError(28, "No space left on device"), "disk"),
+        (FileNotFoundError(2, "No such file or directory"), "exception"),
         (KeyError("x"), "exception"),
     ],
 )

@@ -71,13 +71,15 @@ def test_local_run_is_over_with_its_verdict_or_when_nobody_is_left_to_write_one(
     assert (watch.is_over(), watch.supervisor_pid()) == (False, None)
     run.claim_attempt({"pid": os.getpid()})
     assert (watch.is_over(), watch.supervisor_pid()) == (False, os.getpid())
-    write_json(run.verdict(2), {"outcome": "stopped"})
+    write_json(run.verdict(2), {"outcome": "failed", "action": "restart"})
+    assert not watch.is_over()
+    write_json(run.verdict(2), {"outcome": "stopped", "action": "leave"})
     assert watch.is_over()
     run.verdict(2).unlink()
     assert not watch.is_over()
     run.claim_attempt({"pid": 2**22})  # no such process
     assert watch.is_over()
-    watch.interrupt()  # nobody is left to hear it
+    watch.ask_to_stop()  # nobody is left to hear it
     controller.communicate(b"\n")
     assert LocalWatch(run, controller.pid, previous_attempt=3).is_over()
 
@@ -85,9 +87,9 @@ def test_local_run_is_over_with_its_verdict_or_when_nobody_is_left_to_write_one(
 @pytest.mark.parametrize(
     ("answer", "exit_code", "over", "waits_for"),
     [
-        ("PENDING|Resources|\n", 0, False, "PENDING (Resources)"),
-        ("RUNNING|None|n1\n", 0, False, "RUNNING"),
-        ("TIMEOUT|TimeLimit|n1\n", 0, True, "TIMEOUT (TimeLimit)"),
+        ("PENDING|Resources||10:00\n", 0, False, "PENDING (Resources)"),
+        ("RUNNING|None|n1|9:00\n", 0, False, "RUNNING"),
+        ("TIMEOUT|TimeLimit|n1|0:00\n", 0, True, "TIMEOUT (TimeLimit)"),
         ("", 0, True, "gone"),
         ("", 1, False, "PENDING"),
     ],

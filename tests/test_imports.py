@@ -15,7 +15,10 @@ FILES = sorted(
 SHARED_WITH_JOBS = {f"cluster.{name}" for name in ("spec", "allocation", "rank", "signals", "runs")}
 STANDARD = sys.stdlib_module_names | {"cluster"}
 # Modules of which nothing but the standard library is needed: they run before, or without, what a spec needs.
-BARE = ("allocation", "rank", "signals", "runs", "slurm", "address", "launch", "requeue", "index", "plan", "supervise")
+BARE = (
+    "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history", "index",
+    "plan", "supervise",
+)  # fmt: skip
 
 
 def parse(path: Path) -> ast.Module:
@@ -74,7 +77,16 @@ def test_environment_is_read_by_the_program_and_handed_on(path: Path) -> None:
 
 
 def test_only_the_supervisor_decides_what_an_end_means() -> None:
-    assert [str(path) for path in FILES if "cluster.requeue" in imports(parse(path))] == ["cluster/supervise.py"]
+    users = {
+        module: [str(path) for path in FILES if module in imports(parse(path))]
+        for module in ("cluster.verdict", "cluster.requeue", "cluster.history", "cluster.job")
+    }
+    assert users == {
+        "cluster.verdict": ["cluster/history.py", "cluster/supervise.py"],
+        "cluster.requeue": ["cluster/history.py", "cluster/supervise.py"],
+        "cluster.history": ["cluster/supervise.py"],
+        "cluster.job": ["cluster/history.py", "cluster/supervise.py"],
+    }
 
 
 def loaded_by(module: str) -> set[str]:

@@ -44,6 +44,8 @@ def make_plan(*rank: str, world_size: int = 2, cpus_per_task: int | None = None)
         signal_lead_s=120,
         time_limit_s=None,
         threads_per_rank=1,
+        max_failures=0,
+        policy={},
     )
 
 

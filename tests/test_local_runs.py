@@ -1,6 +1,7 @@
 """Whole runs on this machine, at 4 ranks with several gradient buckets unless said otherwise."""
 
 import json
+import os
 import random
 import signal
 import socket
@@ -201,6 +202,50 @@ def test_exception_in_one_rank_ends_the_run_and_is_what_the_user_sees(tmp_path: 
     assert any(" r00001 E ArithmeticError: broken on purpose at step 5" in line for line in log.splitlines())
     assert ended - float(record["traceback"].rstrip().rpartition("second line, ")[2]) < 10
     assert not training.processes_of(run)
+
+
+def test_attempt_that_was_held_still_changes_no_file_once_it_has_a_successor(
+    tmp_path: Path, staged_data: Path, undisturbed: RunFolder, background: list[subprocess.Popen[str]]
+) -> None:
+    run = prepared_run(tmp_path, write_spec(tmp_path, staged_data), "stopped")
+    words = command("cluster.supervise", run.path)
+    environ = environment(tmp_path, {"SUBMITIT_LOCAL_JOB_ID": "7"})
+    background.append(
+        subprocess.Popen(
+            words, env=environ, cwd=REPOSITORY, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, text=True
+        )
+    )
+    training.wait_for("step 10", lambda: training.last_step(run) >= 10)
+    old = training.processes_of(run)
+    for pid in old:
+        os.kill(pid, signal.SIGSTOP)
+    assert supervise(run, tmp_path).returncode == 0
+    files = contents(run)
+    for pid in old:
+        os.kill(pid, signal.SIGCONT)
+    assert background[-1].wait() == 1
+    training.wait_for("the old ranks to go", lambda: not training.processes_of(run))
+    assert contents(run) == files
+    assert digests(run) == digests(undisturbed)
+    assert training.metrics_without_timing(run) == training.metrics_without_timing(undisturbed)
+
+
+def contents(run: RunFolder) -> dict[str, bytes]:
+    """Every file of a run but the logs."""
+    files = (path for path in sorted(run.path.rglob("*")) if path.is_file() and run.logs not in path.parents)
+    return {str(path.relative_to(run.path)): path.read_bytes() for path in files}
+
+
+def test_failure_budget_is_spent_and_the_run_then_fails_with_its_first_cause(tmp_path: Path, staged_data: Path) -> None:
+    spec = write_spec(tmp_path, staged_data)
+    spec.write_text(spec.read_text() + "requeue:\n  max_failures: 2\n")
+    run = prepared_run(tmp_path, spec, "budget")
+    write_plan(training.with_faulty_rank(read_plan(run), rank=1, at_step=10), run)
+    assert supervise(run, tmp_path).returncode == 1
+    verdicts = [json.loads(run.verdict(number).read_text()) for number in range(1, run.latest_attempt() + 1)]
+    told = [(verdict["cause"], verdict["rank"], verdict["action"], verdict["checkpoint_step"]) for verdict in verdicts]
+    assert told == [("exception", 1, "restart", 7), ("exception", 1, "restart", 7), ("exception", 1, "stop", 7)]
+    assert verdicts[-1]["reason"].endswith(": ArithmeticError: broken on purpose at step 10")
 
 
 def test_taken_ports_cost_seconds_and_not_the_job(tmp_path: Path, staged_data: Path) -> None:

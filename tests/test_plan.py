@@ -105,6 +105,8 @@ def test_rest_of_a_plan_is_what_the_supervisor_starts(spec: JobSpec) -> None:
         signal_lead_s=60,
         time_limit_s=129_600,
         threads_per_rank=3,
+        max_failures=0,
+        policy={},
         maybe_visible_gpus="2,3",
     )
     assert plan.world_size == 8

@@ -1,162 +1,122 @@
-"""Verdicts: srun's lines as Slurm 22.05.8 prints them, and records as failing ranks leave them."""
+"""Policy: what is done after an attempt, as a table."""
 
-import signal
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from cluster.launch import RanksEnd
-from cluster.requeue import Evidence, Verdict, judge
+from cluster.requeue import POLICY, Decision, Past, back_off_s, decide
+from cluster.slurm import JobState
+from cluster.spec import Cause
 
-TERMINATING = "srun: launch/slurm: _step_signal: Terminating StepId=4.0"
-CANCELLED = "slurmstepd-n1: error: *** STEP 4.0 ON n1 CANCELLED AT 2026-11-30T03:45:49 ***"
-STOPPED = {"event": "stopped", "step": 40, "signal": "SIGUSR2"}
-
-
-def failure(rank: int, kind: str = "exception", time: str = "2026-01-02T03:04:05.000Z") -> dict[str, Any]:
-    """What a failing rank records."""
-    exception = {
-        "exception": "ValueError: loss is NaN",
-        "usage": "DataError: no data",
-        "connection": "RuntimeError: gloo",
-    }
-    return {
-        "rank": rank, "host": f"n{rank // 2 + 1}", "time": time, "kind": kind, "exception": exception[kind],
-        "exit_code": 2 if kind == "usage" else 1,
-    }  # fmt: skip
+RUNNING = JobState("RUNNING", "None", "n1", 5000)
+TIMED_OUT = JobState("COMPLETING", "TimeLimit", "n1", 0)
+COMPLETING = JobState("COMPLETING", "None", "n1", 5000)
 
 
-def srun(*lines: str, code: int = 1) -> RanksEnd:
-    """How srun ended."""
-    return RanksEnd({}, launcher_lines=lines, launcher_code=code)
-
-
-def local(*codes: int, ended: tuple[int, ...] = ()) -> RanksEnd:
-    """How local ranks ended."""
-    return RanksEnd(dict(enumerate(codes)), frozenset(ended))
-
-
-def killed(rank: int, how: str) -> Verdict:
-    """A rank that a signal ended."""
-    return Verdict("failed", "killed", f"rank {rank} was ended by a signal: {how}", 1, rank)
-
-
-NAN = Verdict("failed", "exception", "rank 3 on n2: ValueError: loss is NaN", 1, 3)
-EXITED_3 = srun("srun: error: n2: task 3: Exited with exit code 1", TERMINATING, "srun: error: n1: tasks 0-1: Killed")
-KILLED_2 = srun(
-    "srun: error: n2: task 2: Killed",
-    TERMINATING,
-    CANCELLED,
-    "srun: error: n2: task 3: Terminated",
-    "srun: error: n1: tasks 0-1: Exited with exit code 1",
-)
+def after(*history: tuple[str, int], job: JobState | None = RUNNING, **changes: Any) -> Decision:  # noqa: ANN401
+    """The decision after attempts, each (cause, newest checkpoint), on Slurm unless said otherwise."""
+    wanted = {"is_on_slurm": True, "max_failures": 0, "overrides": {}, "maybe_mark": None, "stop_signal": ""}
+    return decide([Past(*past) for past in history], maybe_job=job, **{**wanted, **changes})
 
 
 @pytest.mark.parametrize(
-    ("failures", "end", "verdict"),
+    ("cause", "job", "action"),
     [
-        pytest.param([failure(3)], EXITED_3, NAN, id="the rank that srun names first"),
-        pytest.param(
-            [failure(0, time="2026-01-02T03:04:04.000Z"), failure(3)], EXITED_3, NAN, id="srun outranks the clocks"
-        ),
-        pytest.param(
-            [failure(1, time="2026-01-02T03:04:06.000Z"), failure(3)],
-            srun(),
-            NAN,
-            id="the earliest where srun is silent",
-        ),
-        pytest.param(
-            [failure(0, "connection", "2026-01-02T03:04:04.000Z"), failure(3)],
-            srun("srun: error: n1: tasks 0-1: Exited with exit code 1", "srun: error: n2: task 3: Killed"),
-            NAN,
-            id="a connection error is a consequence",
-        ),
-        pytest.param(
-            [failure(0, "usage")],
-            srun("srun: error: n1: task 0: Exited with exit code 2"),
-            Verdict("failed", "usage", "rank 0 on n1: DataError: no data", 2, 0),
-            id="what the user can mend",
-        ),
-        pytest.param(
-            [failure(1, "connection", "2026-01-02T03:04:06.000Z"), failure(0, "connection")],
-            srun("srun: error: n1: task 1: Exited with exit code 1"),
-            Verdict("failed", "connection", "rank 1 on n1: RuntimeError: gloo", 1, 1),
-            id="only connection errors",
-        ),
-        pytest.param([failure(0, "connection")], KILLED_2, killed(2, "Killed"), id="killed, as srun says first"),
-        pytest.param(
-            [failure(0, "connection"), failure(1, "connection")],
-            srun("srun: error: n1: tasks 0-1: Exited with exit code 1", TERMINATING, "srun: error: n2: task 2: Killed"),
-            killed(2, "Killed"),
-            id="killed, though srun says so after those that lost their connection",
-        ),
-        pytest.param(
-            [failure(0, "connection")],
-            srun("srun: error: n1: task 0: Exited with exit code 1", "srun: error: n2: task 2: Terminated"),
-            Verdict("failed", "connection", "rank 0 on n1: RuntimeError: gloo", 1, 0),
-            id="srun's own TERM is no cause",
-        ),
-        pytest.param(
-            [],
-            srun("srun: error: n3: tasks 4-5,7: Segmentation fault (core dumped)"),
-            killed(4, "Segmentation fault (core dumped)"),
-            id="several tasks in a line",
-        ),
-        pytest.param(
-            [],
-            EXITED_3,
-            Verdict(
-                "failed",
-                "unknown",
-                "the ranks ended without a word; srun: error: n2: task 3: Exited with exit code 1",
-                1,
-            ),
-            id="no record of the rank that srun names",
-        ),
-        pytest.param(
-            [],
-            srun(code=143),
-            Verdict("failed", "unknown", "the ranks ended without a word; srun ended with 143", 1),
-            id="srun says nothing",
-        ),
-        pytest.param(
-            [failure(3)], local(-9, -9, -9, 1, ended=(0, 1, 2)), NAN, id="local: the others were ended for it"
-        ),
-        pytest.param(
-            [failure(0, "connection")], local(1, -9), killed(1, "SIGKILL"), id="local: killed, the other lost it"
-        ),
-        pytest.param(
-            [failure(0, "connection")],
-            local(1, -9, ended=(1,)),
-            Verdict("failed", "connection", "rank 0 on n1: RuntimeError: gloo", 1, 0),
-            id="local: our own KILL is no cause",
-        ),
-        pytest.param(
-            [],
-            local(-9, 3, -signal.SIGTERM, ended=(0, 2)),
-            Verdict("failed", "unknown", "the ranks ended without a word; rank 0: -9, rank 1: 3, rank 2: -15", 1),
-            id="local: no record",
-        ),
+        ("finished", COMPLETING, "leave"),
+        ("stopped", RUNNING, "leave"),
+        ("usage", RUNNING, "leave"),
+        ("user cancel", COMPLETING, "leave"),
+        ("preempted", RUNNING, "requeue"),
+        ("preempted", COMPLETING, "leave"),
+        ("preempted", None, "leave"),
+        ("preempted", JobState("PENDING", "BeginTime", ""), "leave"),
+        ("time limit", RUNNING, "requeue"),
+        ("time limit", TIMED_OUT, "requeue"),
+        ("time limit", JobState("TIMEOUT", "TimeLimit", "n1", 0), "leave"),
+        ("requeued", COMPLETING, "leave"),
+        ("node failure", COMPLETING, "leave"),
+        ("killed", RUNNING, "restart"),
+        ("killed", COMPLETING, "leave"),
+        ("killed", TIMED_OUT, "requeue"),
+        ("killed", JobState("RUNNING", "None", "n1", 30), "requeue"),
+        ("killed", JobState("RUNNING", "None", "n1", None), "restart"),
+        ("connection", RUNNING, "restart"),
+        ("port", RUNNING, "restart"),
+        ("hang", RUNNING, "restart"),
+        ("exception", RUNNING, "stop"),
+        ("nan", RUNNING, "stop"),
     ],
 )
-def test_first_cause_is_named(failures: list[dict[str, Any]], end: RanksEnd, verdict: Verdict) -> None:
-    assert judge(Evidence(False, None, failures, end)) == verdict
+def test_cause_and_slurms_state_decide(cause: str, job: JobState | None, action: str) -> None:
+    assert after((cause, 40), job=job).action == action
 
 
-@pytest.mark.parametrize("end", [srun(code=0), KILLED_2, local(0, 0)])
-def test_run_with_a_summary_is_finished_however_its_ranks_ended(end: RanksEnd) -> None:
-    assert judge(Evidence(True, None, [], end)) == Verdict("finished", "finished", "all steps done", 0)
+@pytest.mark.parametrize(("cause", "action"), [("killed", "restart"), ("preempted", "leave"), ("stopped", "leave")])
+def test_without_slurm_there_is_no_queue(cause: str, action: str) -> None:
+    assert after((cause, 40), job=None, is_on_slurm=False).action == action
 
 
-@pytest.mark.parametrize("end", [srun("srun: error: n1: task 0: Exited with exit code 75"), KILLED_2, local(75, 75)])
-def test_saved_attempt_is_stopped_however_its_ranks_ended(end: RanksEnd) -> None:
-    expected = Verdict("stopped", "stopped", "stopped by SIGUSR2, saved at step 40", 75)
-    assert judge(Evidence(False, STOPPED, [failure(0, "connection")], end)) == expected
+def test_budget_of_failures_is_counted_since_the_last_progress() -> None:
+    failures = [("exception", 40)] * 3
+    assert [after(*failures[:count], max_failures=2).action for count in (1, 2, 3)] == ["restart", "restart", "stop"]
+    assert after(*failures, max_failures=2).why == "3 failures since the last progress, requeue.max_failures is 2"
+    once = [("exception", 40), ("preempted", 40), ("exception", 40)]
+    assert after(*once, max_failures=1).action == "stop"
+    progress = [("exception", 20), ("exception", 40), ("exception", 60), ("exception", 80)]
+    assert after(*progress, max_failures=1).action == "restart"
+
+
+def test_preemptions_use_up_neither_budget_nor_patience() -> None:
+    assert after(*[("preempted", 0)] * 50).action == "requeue"
+    assert after(("preempted", 40), *[("preempted", 40)] * 5, ("killed", 40)).action == "restart"
+
+
+def test_two_attempts_in_a_row_without_progress_stop_a_run() -> None:
+    decision = after(("killed", 40), ("killed", 40), ("preempted", 40), ("killed", 40))
+    assert decision == Decision("stop", "no progress in 2 attempts: the newest checkpoint is still of step 40")
+    assert after(("time limit", 0), ("time limit", 0)).action == "stop"
 
 
 @pytest.mark.parametrize(
-    ("cause", "action"),
-    [("finished", "none"), ("stopped", "stop"), ("usage", "stop"), ("exception", "stop"), ("killed", "stop")],
+    ("stop_signal", "job", "action"),
+    [
+        ("SIGTERM", RUNNING, "requeue"),  # a preemption: Slurm lets the job run to the end of its grace period
+        ("SIGTERM", COMPLETING, "leave"),  # scancel
+        ("SIGINT", RUNNING, "leave"),  # Ctrl-C in salloc
+    ],
 )
-def test_action_follows_from_the_cause(cause: str, action: str) -> None:
-    assert Verdict("failed", cause, "", 1).action == action
+def test_nothing_is_started_again_in_a_job_that_was_asked_to_stop(stop_signal: str, job: JobState, action: str) -> None:
+    assert after(("killed", 40), job=job, stop_signal=stop_signal).action == action
+
+
+def test_budget_and_patience_outrank_a_request_to_stop() -> None:
+    assert after(("exception", 40), stop_signal="SIGTERM").action == "stop"
+    assert after(("killed", 0), ("killed", 0), stop_signal="SIGTERM").action == "stop"
+
+
+@pytest.mark.parametrize(
+    ("mark", "action"), [({"requeue": False}, "leave"), ({"requeue": True}, "requeue"), ({}, "leave")]
+)
+def test_users_mark_outranks_the_policy(mark: dict[str, object], action: str) -> None:
+    assert after(("killed", 40), maybe_mark=mark).action == action
+
+
+@pytest.mark.parametrize("cause", ["finished", "usage", "user cancel"])
+def test_users_mark_brings_nothing_back_that_is_over(cause: str) -> None:
+    assert after((cause, 40), maybe_mark={"requeue": True}).action == "leave"
+
+
+def test_spec_may_say_otherwise() -> None:
+    assert after(("killed", 40), overrides={"killed": "requeue"}).action == "requeue"
+    assert after(("killed", 40), overrides={"killed": "stop"}).action == "stop"
+    assert after(("exception", 40), overrides={"exception": "requeue"}).action == "stop"  # the budget stays
+
+
+def test_spec_can_override_every_cause_that_is_acted_upon() -> None:
+    assert set(get_args(Cause)) == {cause for cause, rule in POLICY.items() if rule.action != "leave"}
+
+
+def test_back_off_grows_while_there_is_no_progress() -> None:
+    assert back_off_s([Past("killed", 40)]) == 0
+    waits = [back_off_s([Past("killed", 40), *[Past("killed", 40)] * count]) for count in (1, 2, 3, 20)]
+    assert waits == [2, 4, 8, 60]

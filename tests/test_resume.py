@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.resume import ResumeError, Resumption, is_alive, prepare_resumption
+from cluster.owner import is_alive
+from cluster.resume import ResumeError, Resumption, prepare_resumption
 from cluster.runs import RunFolder, write_json
 from cluster.spec import SpecError, dump_spec, load_spec
 from tests.executables import put_answer
@@ -31,7 +32,7 @@ def make_run(folder: Path, text: str = SLURM, route: str = "slurm") -> RunFolder
 
 def slurm_says(folder: Path, state: str) -> dict[str, str]:
     """An environment whose squeue knows every job in this state; "" for none."""
-    put_answer(folder / "bin", "squeue", f"{state}|None|n1\n" if state else "")
+    put_answer(folder / "bin", "squeue", f"{state}|None|n1|10:00\n" if state else "")
     return {"PATH": str(folder / "bin")}
 
 

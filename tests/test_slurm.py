@@ -10,9 +10,11 @@ from cluster.slurm import (
     has_ended,
     kill_wait_s,
     literal_path,
+    maybe_error_path,
     maybe_job_state,
     maybe_time_limit_s,
     node_addresses,
+    requeue,
     run,
 )
 from tests.executables import put_answer, put_executable
@@ -30,6 +32,9 @@ SHOW_NODES = (
     "NodeName=n2 Arch=x86_64 CoresPerSocket=16  CPUAlloc=0 CPUEfctv=16 Gres=gpu:2 NodeAddr=host2-ib NodeHostName=host2"
     " Port=12068 Version=22.05.8 State=IDLE Partitions=low,high  BootTime=2026-11-30T03:03:50 \n"
 )
+
+
+PENDING_ALREADY = "Job is pending execution for job 7"
 
 
 def refused(argv: list[str], environ: dict[str, str], timeout_s: float = 30.0) -> str:
@@ -86,9 +91,9 @@ def test_command_without_an_answer_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "state"),
     [
-        ("FAILED|NonZeroExitCode|n[1-2]\n", JobState("FAILED", "NonZeroExitCode", "n[1-2]")),
-        ("PENDING|Priority|\n", JobState("PENDING", "Priority", "")),
-        ("CLUSTER: west\nRUNNING|None|n1\n", JobState("RUNNING", "None", "n1")),
+        ("FAILED|NonZeroExitCode|n[1-2]|0:00\n", JobState("FAILED", "NonZeroExitCode", "n[1-2]", 0)),
+        ("PENDING|Priority||UNLIMITED\n", JobState("PENDING", "Priority", "")),
+        ("CLUSTER: west\nRUNNING|None|n1|1-02:00:03\n", JobState("RUNNING", "None", "n1", 93_603)),
         ("", None),
     ],
     ids=["ended", "pending", "under a cluster's heading", "no line"],
@@ -106,7 +111,7 @@ def test_forgotten_job_has_no_state_but_no_answer_is_an_error(tmp_path: Path) ->
     put_answer(tmp_path, "squeue", errors=refusal, exit_code=1)
     with pytest.raises(SlurmError) as caught:
         maybe_job_state("7", environ)
-    assert str(caught.value) == f"squeue -h -t all -j 7 -o %T|%r|%N: exit code 1: {refusal}"
+    assert str(caught.value) == f"squeue -h -t all -j 7 -o %T|%r|%N|%L: exit code 1: {refusal}"
 
 
 @pytest.mark.parametrize(
@@ -150,6 +155,32 @@ def test_configuration_without_kill_wait_is_an_error(tmp_path: Path) -> None:
 def test_time_limit_is_read_in_squeues_forms(tmp_path: Path, answer: str, seconds: int | None) -> None:
     put_answer(tmp_path, "squeue", answer)
     assert maybe_time_limit_s("7", {"PATH": str(tmp_path)}) == seconds
+
+
+@pytest.mark.parametrize(
+    ("answer", "path"),
+    [
+        ("   StdErr=/runs/my demo/batch_7.log\n   StdIn=/dev/null\n", Path("/runs/my demo/batch_7.log")),
+        ("   Power=\n", None),  # of salloc
+    ],
+    ids=["batch job", "no batch script"],
+)
+def test_place_of_the_jobs_error_output_is_what_scontrol_shows(tmp_path: Path, answer: str, path: Path | None) -> None:
+    put_answer(tmp_path, "scontrol", f"JobId=7 JobName=demo\n   UserId=me(1000)\n{answer}")
+    assert maybe_error_path("7", {"PATH": str(tmp_path)}) == path
+
+
+def test_requeue_names_the_job_and_a_job_that_waits_already_is_no_error(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    put_executable(tmp_path, "scontrol", f'echo "$*" > {tmp_path}/asked')
+    requeue("22_1", environ)
+    assert (tmp_path / "asked").read_text() == "requeue 22_1\n"
+    put_answer(tmp_path, "scontrol", errors=f"{PENDING_ALREADY}\n", exit_code=1)
+    requeue("7", environ)
+    put_answer(tmp_path, "scontrol", errors="Requested operation is presently disabled for job 7\n", exit_code=1)
+    with pytest.raises(SlurmError) as caught:
+        requeue("7", environ)
+    assert str(caught.value) == ("scontrol requeue 7: exit code 1: Requested operation is presently disabled for job 7")
 
 
 def test_node_addresses_are_addresses_or_names(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ RIGHT = {
     "checkpoint.keep_last": "3",
     "requeue": "{max_failures: 1}",
     "requeue.max_failures": "2",
+    "requeue.policy": "{exception: stop, time limit: requeue}",
+    "requeue.policy": "{exception: stop, time limit: requeue}",
+    "faults": "[{at_step: 5, rank: 0, do: kill}]",
 }
 COMPANIONS = {
     "memory_per_gpu": ["gpus_per_node=1"],

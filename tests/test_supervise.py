@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -112,23 +113,23 @@ def test_slurm_that_cannot_be_asked_ends_the_job_before_an_attempt_is_claimed(tm
             " sys.exit(75)",
             75,
             "stopped",
-            "stopped by SIGTERM, saved at step 40",
+            "stopped (SIGTERM), saved at step 40",
         ),
         (
             "if number == 0: time.sleep(600)\n"
-            "(run.failures / 'a0001_r00001.json').write_text('{\"rank\": 1, \"ki'); os.kill(os.getpid(), 9)",
+            "(run.failures / 'a0001_r00001.json').write_text('{\"rank\": 1, \"ki'); sys.exit(3)",
             1,
-            "killed",
-            "rank 1 was ended by a signal: SIGKILL",
+            "unknown",
+            "the ranks ended without a word; rank 0: -9, rank 1: 3",
         ),
         (
             "sys.exit(3) if number == 1 else time.sleep(600)",
             1,
             "unknown",
-            "the ranks ended without a word; rank 0: -15, rank 1: 3",
+            "the ranks ended without a word; rank 0: -9, rank 1: 3",
         ),
     ],
-    ids=["finished", "stopped", "killed while it wrote its record", "no word"],
+    ids=["finished", "stopped", "half a record", "no word"],
 )
 def test_end_of_the_ranks_becomes_a_verdict_and_the_jobs_exit_code(
     tmp_path: Path, rank: str, exit_code: int, cause: str, reason: str
@@ -157,3 +158,89 @@ def test_finished_run_starts_nothing(tmp_path: Path) -> None:
     done = supervise(run)
     assert (done.returncode, said(done)) == (0, [f"super I {run.path} is finished; nothing to do"])
     assert run.latest_attempt() == 0
+
+
+KILLED_ONCE = """
+if run.latest_attempt() == 1:
+    os.kill(os.getpid(), 9) if number == 1 else time.sleep(600)
+write_json(run.summary, {}) if number == 0 else None
+"""
+
+
+def test_killed_rank_is_started_again_in_the_same_job(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rank=KILLED_ONCE)
+    assert supervise(run).returncode == 0
+    verdicts = [json.loads(run.verdict(number).read_text()) for number in (1, 2)]
+    told = [(verdict["cause"], verdict["rank"], verdict["action"]) for verdict in verdicts]
+    assert told == [("killed", 1, "restart"), ("finished", None, "leave")]
+    events = [event["event"] for event in run.read_events()]
+    assert events == ["attempt_started", "attempt_failed", "restarted", "attempt_started"]
+
+
+def test_two_attempts_in_a_row_without_progress_end_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rank="os.kill(os.getpid(), 9)")
+    assert supervise(run).returncode == 1
+    verdict = json.loads(run.verdict(2).read_text())
+    assert (run.latest_attempt(), verdict["action"]) == (2, "stop")
+    assert verdict["why"] == "no progress in 2 attempts: the newest checkpoint is still of step 0"
+
+
+FAILS = """
+if number == 1:
+    write_json(run.checkpoints / 'step_00000040.json', {})
+    content = {'rank': 1, 'host': 'here', 'time': '', 'kind': 'exception', 'exception': 'ValueError: x', 'exit_code': 1}
+    write_json(run.failures / f"a{run.latest_attempt():04d}_r00001.json", content)
+    sys.exit(1)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("max_failures", "actions", "why"),
+    [
+        (0, ["stop"], "1 failures since the last progress, requeue.max_failures is 0"),
+        (1, ["restart", "stop"], "2 failures since the last progress, requeue.max_failures is 1"),
+    ],
+)
+def test_failure_of_the_program_is_tried_again_as_often_as_the_spec_says(
+    tmp_path: Path, max_failures: int, actions: list[str], why: str
+) -> None:
+    run = make_run(tmp_path, f"{LOCAL}requeue: {{max_failures: {max_failures}}}\n", FAILS)
+    assert supervise(run).returncode == 1
+    verdicts = [json.loads(run.verdict(number + 1).read_text()) for number in range(len(actions))]
+    assert [verdict["action"] for verdict in verdicts] == actions
+    assert (verdicts[-1]["reason"], verdicts[-1]["why"]) == ("rank 1 on here: ValueError: x", why)
+    assert (run.latest_attempt(), verdicts[-1]["checkpoint_step"]) == (len(actions), 40)
+
+
+def test_stop_that_comes_during_the_back_off_starts_nothing_more(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rank=f"os.kill(os.getppid(), {signal.SIGTERM:d}); os.kill(os.getpid(), 9)")
+    done = supervise(run)
+    assert (done.returncode, run.latest_attempt()) == (1, 1)
+    verdict = json.loads(run.verdict(1).read_text())
+    assert (verdict["action"], verdict["why"]) == ("leave", "there is no queue on this machine")
+    assert [event["event"] for event in run.read_events()] == ["attempt_started", "attempt_failed"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "exit_code", "said_last"),
+    [
+        ("stop.json", 75, "was stopped by its user; to go on: python -m cluster.submit --resume"),
+        ("cancelled.json", 1, "was cancelled by its user"),
+    ],
+)
+def test_mark_of_the_user_ends_a_supervisor_at_once(tmp_path: Path, mark: str, exit_code: int, said_last: str) -> None:
+    run = make_run(tmp_path)
+    write_json(run.path / mark, {"requeue": False})
+    done = supervise(run)
+    assert (done.returncode, run.latest_attempt()) == (exit_code, 0)
+    assert said(done)[-1].removesuffix(f" {run.path}") == f"super I {run.path} {said_last}"
+
+
+def test_attempt_whose_supervisor_died_gets_a_verdict_from_the_next(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rank="write_json(run.summary, {}) if number == 0 else None")
+    run.claim_attempt({})
+    assert supervise(run).returncode == 0
+    verdict = json.loads(run.verdict(1).read_text())
+    assert (verdict["cause"], verdict["action"], verdict["checkpoint_step"]) == ("lost", "leave", 0)
+    assert run.latest_attempt() == 2

@@ -185,10 +185,13 @@ def test_usr2_to_one_rank_stops_and_saves_all_and_fewer_nodes_go_on_with_the_sam
 
 
 def has_rank(pid: int, rank: int) -> bool:
-    """Whether a process is one rank's training program."""
+    """Whether a process is one rank's training program, and not the srun that started it."""
     folder = Path(f"/proc/{pid}")
-    is_training = b"\0jobs.train\0" in (folder / "cmdline").read_bytes()
-    return is_training and f"\0SLURM_PROCID={rank}\0".encode() in (folder / "environ").read_bytes()
+    words = (folder / "cmdline").read_bytes().split(b"\0")
+    return (
+        words[1:3] == [b"-m", b"jobs.train"]
+        and f"\0SLURM_PROCID={rank}\0".encode() in (folder / "environ").read_bytes()
+    )
 
 
 def test_exception_in_one_rank_ends_the_job_within_seconds(

@@ -1,0 +1,79 @@
+"""The job that a supervisor runs in: what its environment says, and what Slurm says of it.  Standard library only."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cluster import slurm
+from cluster.plan import LaunchPlan
+
+log = logging.getLogger("run")
+
+ASK_AGAIN_S = 2.0
+
+
+@dataclass
+class Job:
+    """A Slurm job, or a local run under submitit's controller."""
+
+    job_id: str
+    requeue_id: str  # an array member's is ARRAY_TASK: its bare id may be the whole array's
+    is_on_slurm: bool
+    environ: Mapping[str, str]
+    maybe_error_path: Path | None = None  # where slurmstepd writes why it ends the job
+    _read: int = field(default=0)  # bytes of it that are old
+
+    def ask(self) -> slurm.JobState | None:
+        """The job's state; asks again until Slurm answers, or until this process is killed."""
+        while True:
+            try:
+                return slurm.maybe_job_state(self.job_id, self.environ)
+            except slurm.SlurmError as error:
+                log.warning("asking Slurm again: %s", error)
+                time.sleep(ASK_AGAIN_S)
+
+    def maybe_time_left_s(self) -> float | None:
+        """Seconds until the time limit; None without one, or when nobody says."""
+        if not self.is_on_slurm:
+            return None
+        if "SLURM_JOB_END_TIME" in self.environ:  # since Slurm 23.02
+            return float(self.environ["SLURM_JOB_END_TIME"]) - time.time()
+        try:
+            state = slurm.maybe_job_state(self.job_id, self.environ)
+        except slurm.SlurmError:
+            return None
+        return None if state is None else state.time_left_s
+
+    def new_error_lines(self) -> tuple[str, ...]:
+        """What was written to the job's standard error since the last call."""
+        if self.maybe_error_path is None or not self.maybe_error_path.exists():
+            return ()
+        with self.maybe_error_path.open("rb") as file:
+            file.seek(self._read)
+            text = file.read().decode(errors="replace")
+            self._read = file.tell()
+        return tuple(text.splitlines())
+
+
+def find_job(plan: LaunchPlan, environ: Mapping[str, str]) -> Job:
+    """The job of this process.
+
+    What an earlier run of a requeued job left in the same file is skipped.
+    """
+    if plan.cluster == "local" or "SLURM_JOB_ID" not in environ:
+        own = environ.get("SUBMITIT_LOCAL_JOB_ID") or str(os.getpid())
+        return Job(own, own, is_on_slurm=False, environ=environ)
+    job_id = environ["SLURM_JOB_ID"]
+    members = [environ.get(name) for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
+    requeue_id = f"{members[0]}_{members[1]}" if all(members) else job_id
+    try:
+        path = slurm.maybe_error_path(job_id, environ)
+    except slurm.SlurmError as error:
+        log.warning("Slurm's own words about the end of this job will not be read: %s", error)
+        path = None
+    job = Job(job_id, requeue_id, is_on_slurm=True, environ=environ, maybe_error_path=path)
+    job.new_error_lines()
+    return job

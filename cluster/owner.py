@@ -1,0 +1,101 @@
+"""Owner: a run folder -> [owner] -> the job or process that runs it now.  Standard library only.
+
+Verbs ask it whom to tell, and a resumption whether anybody is left.
+"""
+
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import slurm
+from cluster.runs import RunFolder
+
+LOCAL_ROUTES = frozenset(("local", "direct"))  # no job of Slurm: a supervisor on one machine, or jobs.train by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A job in Slurm's queue, or a process on this machine."""
+
+    job_id: str  # Slurm's; on the local route submitit's
+    state: str  # Slurm's word, such as PENDING; RUNNING for a process
+    maybe_pid: int | None = None  # who takes stop signals; None for a job
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a verb did to a run, in words and for programs."""
+
+    action: str  # one word
+    text: str  # one line
+    exit_code: int
+    job_id: str = ""  # empty where there was none
+
+
+def last_submission(run: RunFolder) -> dict[str, Any]:
+    """The event of the newest submission; empty when a submission was cut short before it."""
+    submitted = [event for event in run.read_events() if event["event"] == "submitted"]
+    return submitted[-1] if submitted else {}
+
+
+def maybe_owner(run: RunFolder, environ: Mapping[str, str]) -> Owner | None:
+    """What runs a run now, or will; None when nobody does, as far as this machine and Slurm can tell.
+
+    Raises SlurmError: Slurm did not say.
+    """
+    submission = last_submission(run)
+    if submission.get("route") in LOCAL_ROUTES:
+        return maybe_process(run, submission)
+    job_id = submission.get("job_id", "")
+    job = slurm.maybe_job_state(job_id, environ) if job_id else None
+    return None if job is None or slurm.has_ended(job) else Owner(job_id, job.state)
+
+
+def maybe_process(run: RunFolder, submission: Mapping[str, Any]) -> Owner | None:
+    """The process that claimed the latest attempt; before the first claim since the submission, submitit's."""
+    attempt, job_id = run.latest_attempt(), submission["job_id"]
+    claim = run.read_attempt(attempt)
+    if claim and is_alive(int(claim["pid"]), claim["host"]):
+        return Owner(job_id, "RUNNING", int(claim["pid"]))
+    is_starting = attempt == submission["attempt"] and submission["route"] == "local"
+    if is_starting and str(run.submitit).encode() in command_of(int(job_id)):
+        return Owner(job_id, "RUNNING", int(job_id))
+    return None
+
+
+def is_alive(pid: int, host: str) -> bool:
+    """Whether a supervisor of this machine is alive; of another machine nothing can be said, and it counts as dead."""
+    command = command_of(pid) if host == socket.gethostname() else b""
+    return b"cluster.supervise" in command or b"jobs.train" in command
+
+
+def command_of(pid: int) -> bytes:
+    """Command line of a process of this machine; empty when there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def nobody(run: RunFolder, what: str) -> Answer:
+    """The answer where there is nothing to do.  what: the verb."""
+    if run.summary.exists():
+        return Answer("none", f"{run.path} is finished; nothing to {what}", exit_code=1)
+    host = run.read_attempt(run.latest_attempt()).get("host", "")
+    is_elsewhere = last_submission(run).get("route") in LOCAL_ROUTES and host not in ("", socket.gethostname())
+    hint = f" on this machine, and its last attempt was on {host}: ask there" if is_elsewhere else ""
+    return Answer("none", f"nobody runs {run.path}{hint}; nothing to {what}", exit_code=1)
+
+
+def tell(run: RunFolder, answer: Answer, *, as_json: bool) -> int:
+    """Print a verb's answer and return its exit code; with as_json standard output holds one object."""
+    if as_json:
+        fields = {"run_dir": str(run.path), "run_id": run.run_id, "job_id": answer.job_id or None}
+        print(json.dumps({**fields, "action": answer.action}), flush=True)
+    if not as_json or answer.exit_code:
+        print(answer.text, file=sys.stderr if answer.exit_code else sys.stdout)
+    return answer.exit_code

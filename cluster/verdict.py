@@ -1,0 +1,157 @@
+"""Verdict: the end of an attempt -> [verdict] -> how it ended and why.  Standard library only; pure.
+
+What a rank recorded, what srun and Slurm said and how processes ended are put in order, first cause before consequence:
+when one rank dies the others lose their connections, and those errors say nothing.
+"""
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.launch import RanksEnd
+from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+
+# "srun: error: n2: task 1: Exited with exit code 1", "srun: error: n3: tasks 4-5: Killed"; Slurm 22.05 and 24.11
+TASK_LINE = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
+EXITED = re.compile(r"^Exited with exit code (\d+)$")
+OUT_OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill|exceeded.*memory limit", re.IGNORECASE)
+
+# "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***".  A step's own line says
+# less: it comes without a reason at the start of a grace period, and when srun ends the other ranks.
+JOB_LINE = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+))?")
+JOB_CAUSES: Mapping[str | None, str] = {
+    None: "user cancel",  # scancel
+    "PREEMPTION": "preempted",
+    "TIME LIMIT": "time limit",
+    "NODE FAILURE": "node failure",
+    "JOB REQUEUE": "requeued",  # somebody's `scontrol requeue`
+}
+WARNING_SLACK_S = 90  # Slurm may send --signal up to 60 s early, and checks every 30 s
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one attempt ended and why."""
+
+    outcome: str  # finished, stopped (all is saved) or failed
+    cause: str  # a key of requeue.POLICY
+    reason: str  # one line for the user
+    exit_code: int  # of the job, if it ends here
+    rank: int | None = None  # the rank that failed first, where one is known
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an attempt left behind."""
+
+    is_finished: bool  # summary.json is there
+    maybe_stop: Mapping[str, Any] | None  # the attempt's event `stopped`
+    failures: Sequence[Mapping[str, Any]]  # records of failing ranks
+    end: RanksEnd
+    job_lines: Sequence[str] = ()  # of the job's standard error, since the attempt began; Slurm only
+    time_left_s: float | None = None  # of the allocation, when the attempt ended
+    lead_s: float = 0.0  # seconds before its end for which a warning was asked
+    is_on_slurm: bool = False
+    asked_by_user: bool = False  # cluster.stop, or Ctrl-C
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Name the first cause of an attempt's end."""
+    if evidence.is_finished:
+        return Verdict("finished", "finished", "all steps done", EXIT_FINISHED)
+    cause = maybe_job_cause(evidence.job_lines)
+    if evidence.maybe_stop is not None:  # all is saved: a rank that is killed while it leaves takes nothing away
+        stop = evidence.maybe_stop
+        reason = f"{cause or stop_cause(evidence)} ({stop['signal']}), saved at step {stop['step']}"
+        return Verdict("stopped", cause or stop_cause(evidence), reason, EXIT_STOPPED)
+    if cause is not None:
+        return Verdict("failed", cause, f"{cause}: the ranks were ended before they had saved", EXIT_FAILED)
+    killed = maybe_first_killed(evidence.failures, evidence.end)
+    if killed is not None:
+        return killed
+    record = maybe_first_record(evidence.failures, evidence.end)
+    if record is not None:
+        return from_record(record)
+    return Verdict("failed", "unknown", unexplained(evidence.end), EXIT_FAILED)
+
+
+def maybe_job_cause(job_lines: Sequence[str]) -> str | None:
+    """What Slurm said about the end of the whole job; None when it said nothing."""
+    found = [match for match in map(JOB_LINE.search, job_lines) if match]
+    if not found:
+        return None
+    why = found[-1]["why"]
+    return JOB_CAUSES.get(why.strip() if why else None, "requeued")
+
+
+def stop_cause(evidence: Evidence) -> str:
+    """Why ranks were asked to stop when Slurm has not said: it says nothing while a grace period lasts."""
+    if not evidence.is_on_slurm or evidence.asked_by_user:
+        return "stopped"
+    left = evidence.time_left_s
+    warned = evidence.maybe_stop is not None and evidence.maybe_stop["signal"] == "SIGUSR2"
+    return "time limit" if warned and left is not None and left <= evidence.lead_s + WARNING_SLACK_S else "preempted"
+
+
+def maybe_first_killed(failures: Sequence[Mapping[str, Any]], end: RanksEnd) -> Verdict | None:
+    """The rank that a signal ended, when that came before any failure of the program.
+
+    srun's first report says so by itself.  Otherwise a rank without a record was the first when the records tell of
+    nothing but lost connections: srun and the supervisor end those that have noticed nothing only later.
+    """
+    reported = task_lines(end.launcher_lines)
+    if reported and not EXITED.match(reported[0][1]):
+        return killed_verdict(*reported[0])
+    if any(record["kind"] != "connection" for record in failures) or (reported and not failures):
+        return None
+    recorded = {record["rank"] for record in failures}
+    signalled = [(number, how) for number, how in reported if not EXITED.match(how) and how != "Terminated"]
+    signalled += [
+        (number, signal.Signals(-code).name)
+        for number, code in end.exit_codes.items()
+        if code < 0 and -code != signal.SIGTERM and number not in end.ended
+    ]
+    return next((killed_verdict(number, how) for number, how in signalled if number not in recorded), None)
+
+
+def killed_verdict(number: int, how: str) -> Verdict:
+    """A rank ended by a signal; how: in srun's words, such as Killed or Segmentation fault, or the signal's name."""
+    cause = "out of memory" if OUT_OF_MEMORY.search(how) else "killed"
+    return Verdict("failed", cause, f"rank {number} was ended by a signal: {how}", EXIT_FAILED, number)
+
+
+def task_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """(first rank named, what happened) of each line in which srun reports the end of tasks, in its order."""
+    found = (TASK_LINE.match(line) for line in lines)
+    return [(int(re.split("[,-]", match["tasks"])[0]), match["how"]) for match in found if match]
+
+
+def maybe_first_record(failures: Sequence[Mapping[str, Any]], end: RanksEnd) -> Mapping[str, Any] | None:
+    """The record that explains the others: no connection error while there is another, then the earliest.
+
+    srun's first report of an exit outranks the clocks of the nodes.
+    """
+    causes = [record for record in failures if record["kind"] != "connection"] or list(failures)
+    reported = task_lines(end.launcher_lines)
+    if reported:
+        causes.sort(key=lambda record: (record["rank"] != reported[0][0], record["time"]))
+    else:
+        causes.sort(key=lambda record: record["time"])
+    return causes[0] if causes else None
+
+
+def from_record(record: Mapping[str, Any]) -> Verdict:
+    """The verdict that a rank's own record gives."""
+    reason = f"rank {record['rank']} on {record['host']}: {record['exception']}"
+    return Verdict("failed", record["kind"], reason, record["exit_code"], record["rank"])
+
+
+def unexplained(end: RanksEnd) -> str:
+    """The best line there is when no rank said why."""
+    spoken = [line for line in end.launcher_lines if line.startswith("srun: error:")]
+    if spoken:
+        return f"the ranks ended without a word; {spoken[0]}"
+    codes = ", ".join(f"rank {number}: {code}" for number, code in end.exit_codes.items() if code)
+    return f"the ranks ended without a word; {codes or f'srun ended with {end.launcher_code}'}"

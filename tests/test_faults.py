@@ -1,0 +1,80 @@
+"""Faults on purpose: refused unless allowed, and each happens where it was asked for and once."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.spec import SpecError, dump_spec, load_spec
+from tests import training
+from tests.training import REPOSITORY, command, environment, events_of, newest_run, write_spec
+
+ALLOWED = {"CLUSTER_ALLOW_FAULTS": "1"}
+REFUSED = (
+    "spec.yaml:3: faults: only drills and tests may break a run on purpose; set CLUSTER_ALLOW_FAULTS=1 in the "
+    "environment, or leave it out"
+)
+
+
+def spec_with_fault(folder: Path, data: Path, do: str, more: str = "") -> Path:
+    path = write_spec(folder, data)
+    path.write_text(path.read_text() + f"faults:\n- {{at_step: 3, rank: 0, do: {do}{more}}}\n")
+    return path
+
+
+def train(spec: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """One rank, for six steps with a save after each third."""
+    words = ["train.max_steps=6", "train.warmup_epochs=0", "checkpoint.every_steps=3"]
+    environ = environment(folder, ALLOWED)
+    return subprocess.run(
+        command("jobs.train", spec, *words), env=environ, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+
+
+def test_faults_are_refused_unless_the_environment_allows_them(tmp_path: Path) -> None:
+    text = "name: demo\ntime_limit: 60\nfaults: [{at_step: 5, rank: 0, do: kill}]\n"
+    (tmp_path / "spec.yaml").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_spec(Path("spec.yaml"), cwd=tmp_path)
+    assert caught.value.problems == (REFUSED,)
+    spec = load_spec(Path("spec.yaml"), cwd=tmp_path, allow_faults=True)
+    assert [(fault.at_step, fault.rank, fault.do, fault.every_attempt) for fault in spec.faults] == [
+        (5, 0, "kill", False)
+    ]
+    (tmp_path / "dumped.yaml").write_text(dump_spec(spec))
+    assert load_spec(Path("dumped.yaml"), cwd=tmp_path, allow_faults=True) == spec
+
+
+@pytest.mark.parametrize(("do", "exit_code", "saved"), [("raise", 1, [3]), ("kill", -9, [3]), ("enospc", 1, [])])
+def test_fault_happens_at_its_step(
+    tmp_path: Path, staged_data: Path, do: str, exit_code: int, saved: list[int]
+) -> None:
+    done = train(spec_with_fault(tmp_path, staged_data, do), tmp_path)
+    run = newest_run(tmp_path)
+    assert done.returncode == exit_code
+    assert f"r00000 W breaks on purpose: {do} at step 3 of rank 0\n" in done.stderr
+    assert [event["step"] for event in events_of(run, "checkpoint_saved")] == saved
+    assert sorted(path.name for path in run.checkpoints.glob("step_*")) == [
+        name for step in saved for name in (f"step_{step:08d}.json", f"step_{step:08d}.pt")
+    ]
+    if do != "kill":
+        record = json.loads((run.failures / "a0001_r00000.json").read_text())
+        assert record["kind"] == {"raise": "exception", "enospc": "disk"}[do]
+
+
+def test_killed_while_it_saves_the_run_goes_on_from_the_checkpoint_before(tmp_path: Path, staged_data: Path) -> None:
+    spec = spec_with_fault(tmp_path, staged_data, "slow_save")
+    spec.write_text(spec.read_text().replace("at_step: 3", "at_step: 6"))
+    words = command("jobs.train", spec, "train.max_steps=9", "train.warmup_epochs=0", "checkpoint.every_steps=3")
+    process = subprocess.Popen(words, env=environment(tmp_path, ALLOWED), cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    training.wait_for("the temporary file", lambda: list((tmp_path / "runs").glob("*/*/checkpoints/*.pt.*.tmp")))
+    process.kill()
+    assert process.wait() == -9
+    run = newest_run(tmp_path)
+    assert len(list(run.checkpoints.glob("*.tmp"))) == 1
+    again = command("jobs.train", run.spec, "--run-dir", run.path)
+    subprocess.run(again, env=environment(tmp_path, ALLOWED), cwd=REPOSITORY, check=True, capture_output=True)
+    assert events_of(run, "resumed")[0]["from_step"] == 3
+    assert list(run.checkpoints.glob("*.tmp")) == []
+    assert json.loads(run.summary.read_text())["steps"] == 9

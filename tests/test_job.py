@@ -1,0 +1,89 @@
+"""The supervisor's job: its ids, its time, and what Slurm writes about its end."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.job import Job, find_job
+from cluster.plan import LaunchPlan
+from cluster.slurm import JobState
+from tests.executables import put_answer, put_executable
+from tests.test_launch import make_plan
+
+
+@pytest.fixture
+def plan() -> LaunchPlan:
+    return dataclasses.replace(make_plan("true"), cluster="slurm")
+
+
+def test_member_of_an_array_is_requeued_by_its_own_name(tmp_path: Path, plan: LaunchPlan) -> None:
+    put_answer(tmp_path, "scontrol", "   StdErr=/shared/log\n")
+    environ = {"PATH": str(tmp_path), "SLURM_JOB_ID": "23", "SLURM_ARRAY_JOB_ID": "22", "SLURM_ARRAY_TASK_ID": "1"}
+    job = find_job(plan, environ)
+    assert (job.job_id, job.requeue_id, job.maybe_error_path) == ("23", "22_1", Path("/shared/log"))
+    del environ["SLURM_ARRAY_TASK_ID"], environ["SLURM_ARRAY_JOB_ID"]
+    assert find_job(plan, environ).requeue_id == "23"
+
+
+def test_only_new_lines_of_the_jobs_error_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("of the run before\n")
+    job = Job("5", "5", is_on_slurm=True, environ={}, maybe_error_path=path)
+    assert job.new_error_lines() == ("of the run before",)
+    assert job.new_error_lines() == ()
+    with path.open("a") as file:
+        file.write("new\n")
+    assert job.new_error_lines() == ("new",)
+
+
+def test_what_the_run_before_a_requeue_left_in_the_error_file_is_skipped(tmp_path: Path, plan: LaunchPlan) -> None:
+    path = tmp_path / "log"
+    path.write_text("slurmstepd: error: *** JOB 23 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO PREEMPTION ***\n")
+    put_answer(tmp_path, "scontrol", f"   StdErr={path}\n   StdIn=/dev/null\n")
+    job = find_job(plan, {"PATH": str(tmp_path), "SLURM_JOB_ID": "23"})
+    with path.open("ab") as file:
+        file.write(b"gr\xf6\xdfer\n")
+    assert job.new_error_lines() == ("gr\ufffd\ufffder",)
+
+
+def test_job_that_slurm_says_nothing_about_is_supervised_without_its_words(tmp_path: Path, plan: LaunchPlan) -> None:
+    put_answer(tmp_path, "scontrol", errors="slurm_load_jobs error: Socket timed out\n", exit_code=1)
+    environ = {"PATH": str(tmp_path), "SLURM_JOB_ID": "23"}
+    job = find_job(plan, environ)
+    assert job == Job("23", "23", is_on_slurm=True, environ=environ)
+    assert job.new_error_lines() == ()
+
+
+def test_local_run_is_known_by_the_number_that_submitit_gave_it(plan: LaunchPlan) -> None:
+    environ = {"SUBMITIT_LOCAL_JOB_ID": "17", "SLURM_JOB_ID": "5"}  # submitted from inside a job
+    job = find_job(dataclasses.replace(plan, cluster="local"), environ)
+    assert job == Job("17", "17", is_on_slurm=False, environ=environ)
+
+
+def test_slurm_is_asked_again_until_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.job.ASK_AGAIN_S", 0.0)
+    first = f"[ -e {tmp_path}/asked ] || {{ : > {tmp_path}/asked; exit 1; }}"
+    put_executable(tmp_path, "squeue", f"{first}\necho 'RUNNING|None|n1|0:30'")
+    job = Job("5", "5", is_on_slurm=True, environ={"PATH": str(tmp_path)})
+    assert job.ask() == JobState("RUNNING", "None", "n1", 30)
+
+
+def test_time_that_is_left_is_squeues_where_the_environment_does_not_say(tmp_path: Path) -> None:
+    job = Job("5", "5", is_on_slurm=True, environ={"PATH": str(tmp_path)})
+    assert job.maybe_time_left_s() is None  # no squeue, no answer
+    put_answer(tmp_path, "squeue", "RUNNING|None|n1|1:30\n")
+    assert job.maybe_time_left_s() == 90
+    put_answer(tmp_path, "squeue", "RUNNING|None|n1|UNLIMITED\n")
+    assert job.maybe_time_left_s() is None
+    put_answer(tmp_path, "squeue", "")
+    assert job.maybe_time_left_s() is None
+
+
+def test_end_of_the_allocation_is_taken_from_the_environment_where_slurm_says_it() -> None:
+    job = Job("5", "5", is_on_slurm=True, environ={"SLURM_JOB_END_TIME": str(int(time.time()) + 500)})
+    left = job.maybe_time_left_s()
+    assert left is not None
+    assert 400 < left <= 500
+    assert Job("5", "5", is_on_slurm=False, environ={}).maybe_time_left_s() is None

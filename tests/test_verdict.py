@@ -1,0 +1,209 @@
+"""Verdicts: srun's lines as Slurm 22.05.8 prints them, and records as failing ranks leave them."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from cluster.launch import RanksEnd
+from cluster.verdict import Evidence, Verdict, judge
+
+TERMINATING = "srun: launch/slurm: _step_signal: Terminating StepId=4.0"
+CANCELLED = "slurmstepd-n1: error: *** STEP 4.0 ON n1 CANCELLED AT 2026-11-30T03:45:49 ***"
+STOPPED = {"event": "stopped", "step": 40, "signal": "SIGUSR2"}
+
+
+def failure(rank: int, kind: str = "exception", time: str = "2026-01-02T03:04:05.000Z") -> dict[str, Any]:
+    """What a failing rank records."""
+    exception = {
+        "exception": "ValueError: loss is NaN",
+        "usage": "DataError: no data",
+        "connection": "RuntimeError: gloo",
+    }
+    return {
+        "rank": rank, "host": f"n{rank // 2 + 1}", "time": time, "kind": kind, "exception": exception[kind],
+        "exit_code": 2 if kind == "usage" else 1,
+    }  # fmt: skip
+
+
+def srun(*lines: str, code: int = 1) -> RanksEnd:
+    """How srun ended."""
+    return RanksEnd({}, launcher_lines=lines, launcher_code=code)
+
+
+def local(*codes: int, ended: tuple[int, ...] = ()) -> RanksEnd:
+    """How local ranks ended."""
+    return RanksEnd(dict(enumerate(codes)), frozenset(ended))
+
+
+def killed(rank: int, how: str) -> Verdict:
+    """A rank that a signal ended."""
+    return Verdict("failed", "killed", f"rank {rank} was ended by a signal: {how}", 1, rank)
+
+
+NAN = Verdict("failed", "exception", "rank 3 on n2: ValueError: loss is NaN", 1, 3)
+EXITED_3 = srun("srun: error: n2: task 3: Exited with exit code 1", TERMINATING, "srun: error: n1: tasks 0-1: Killed")
+KILLED_2 = srun(
+    "srun: error: n2: task 2: Killed",
+    TERMINATING,
+    CANCELLED,
+    "srun: error: n2: task 3: Terminated",
+    "srun: error: n1: tasks 0-1: Exited with exit code 1",
+)
+
+
+@pytest.mark.parametrize(
+    ("failures", "end", "verdict"),
+    [
+        pytest.param([failure(3)], EXITED_3, NAN, id="the rank that srun names first"),
+        pytest.param(
+            [failure(0, time="2026-01-02T03:04:04.000Z"), failure(3)], EXITED_3, NAN, id="srun outranks the clocks"
+        ),
+        pytest.param(
+            [failure(1, time="2026-01-02T03:04:06.000Z"), failure(3)],
+            srun(),
+            NAN,
+            id="the earliest where srun is silent",
+        ),
+        pytest.param(
+            [failure(0, "connection", "2026-01-02T03:04:04.000Z"), failure(3)],
+            srun("srun: error: n1: tasks 0-1: Exited with exit code 1", "srun: error: n2: task 3: Killed"),
+            NAN,
+            id="a connection error is a consequence",
+        ),
+        pytest.param(
+            [failure(0, "usage")],
+            srun("srun: error: n1: task 0: Exited with exit code 2"),
+            Verdict("failed", "usage", "rank 0 on n1: DataError: no data", 2, 0),
+            id="what the user can mend",
+        ),
+        pytest.param(
+            [failure(1, "connection", "2026-01-02T03:04:06.000Z"), failure(0, "connection")],
+            srun("srun: error: n1: task 1: Exited with exit code 1"),
+            Verdict("failed", "connection", "rank 1 on n1: RuntimeError: gloo", 1, 1),
+            id="only connection errors",
+        ),
+        pytest.param([failure(0, "connection")], KILLED_2, killed(2, "Killed"), id="killed, as srun says first"),
+        pytest.param(
+            [failure(0, "connection"), failure(1, "connection")],
+            srun("srun: error: n1: tasks 0-1: Exited with exit code 1", TERMINATING, "srun: error: n2: task 2: Killed"),
+            killed(2, "Killed"),
+            id="killed, though srun says so after those that lost their connection",
+        ),
+        pytest.param(
+            [failure(0, "connection")],
+            srun("srun: error: n1: task 0: Exited with exit code 1", "srun: error: n2: task 2: Terminated"),
+            Verdict("failed", "connection", "rank 0 on n1: RuntimeError: gloo", 1, 0),
+            id="srun's own TERM is no cause",
+        ),
+        pytest.param(
+            [],
+            srun("srun: error: n3: tasks 4-5,7: Segmentation fault (core dumped)"),
+            killed(4, "Segmentation fault (core dumped)"),
+            id="several tasks in a line",
+        ),
+        pytest.param(
+            [],
+            EXITED_3,
+            Verdict(
+                "failed",
+                "unknown",
+                "the ranks ended without a word; srun: error: n2: task 3: Exited with exit code 1",
+                1,
+            ),
+            id="no record of the rank that srun names",
+        ),
+        pytest.param(
+            [],
+            srun(code=143),
+            Verdict("failed", "unknown", "the ranks ended without a word; srun ended with 143", 1),
+            id="srun says nothing",
+        ),
+        pytest.param(
+            [failure(3)], local(-9, -9, -9, 1, ended=(0, 1, 2)), NAN, id="local: the others were ended for it"
+        ),
+        pytest.param(
+            [failure(0, "connection")], local(1, -9), killed(1, "SIGKILL"), id="local: killed, the other lost it"
+        ),
+        pytest.param(
+            [failure(0, "connection")],
+            local(1, -9, ended=(1,)),
+            Verdict("failed", "connection", "rank 0 on n1: RuntimeError: gloo", 1, 0),
+            id="local: our own KILL is no cause",
+        ),
+        pytest.param(
+            [],
+            local(-9, 3, -signal.SIGTERM, ended=(0, 2)),
+            Verdict("failed", "unknown", "the ranks ended without a word; rank 0: -9, rank 1: 3, rank 2: -15", 1),
+            id="local: no record",
+        ),
+    ],
+)
+def test_first_cause_is_named(failures: list[dict[str, Any]], end: RanksEnd, verdict: Verdict) -> None:
+    assert judge(Evidence(False, None, failures, end)) == verdict
+
+
+@pytest.mark.parametrize("end", [srun(code=0), KILLED_2, local(0, 0)])
+def test_run_with_a_summary_is_finished_however_its_ranks_ended(end: RanksEnd) -> None:
+    assert judge(Evidence(True, None, [], end)) == Verdict("finished", "finished", "all steps done", 0)
+
+
+@pytest.mark.parametrize("end", [srun("srun: error: n1: task 0: Exited with exit code 75"), KILLED_2, local(75, 75)])
+def test_saved_attempt_is_stopped_however_its_ranks_ended(end: RanksEnd) -> None:
+    expected = Verdict("stopped", "stopped", "stopped (SIGUSR2), saved at step 40", 75)
+    assert judge(Evidence(False, STOPPED, [failure(0, "connection")], end)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO TIME LIMIT ***", "time limit"),
+        ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO PREEMPTION ***", "preempted"),
+        ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO JOB REQUEUE ***", "requeued"),
+        (
+            "slurmstepd-n1: error: *** JOB 10 ON n1 CANCELLED AT 2026-11-30T04:57:06 DUE TO NODE FAILURE, "
+            "SEE SLURMCTLD LOG FOR DETAILS ***",
+            "node failure",
+        ),
+        ("slurmstepd-n1: error: *** JOB 10 ON n1 CANCELLED AT 2026-11-30T04:57:19 ***", "user cancel"),
+    ],
+)
+def test_slurms_word_about_the_job_outranks_everything(line: str, cause: str) -> None:
+    noise = "slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-30T04:43:05 ***"
+    saved = Evidence(False, STOPPED, [], KILLED_2, job_lines=(noise, line), is_on_slurm=True)
+    assert judge(saved) == Verdict("stopped", cause, f"{cause} (SIGUSR2), saved at step 40", 75)
+    unsaved = Evidence(False, None, [failure(0)], KILLED_2, job_lines=(noise, line), is_on_slurm=True)
+    assert judge(unsaved) == Verdict("failed", cause, f"{cause}: the ranks were ended before they had saved", 1)
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "time_left_s", "asked_by_user", "cause"),
+    [
+        ("SIGTERM", 5000.0, False, "preempted"),
+        ("SIGUSR2", 5000.0, False, "preempted"),
+        ("SIGUSR2", 150.0, False, "time limit"),
+        ("SIGUSR2", None, False, "preempted"),
+        ("SIGUSR2", 150.0, True, "stopped"),
+    ],
+)
+def test_stop_that_slurm_says_nothing_about_is_named_by_signal_and_clock(
+    signal_name: str, time_left_s: float | None, asked_by_user: bool, cause: str
+) -> None:
+    evidence = Evidence(
+        False,
+        {**STOPPED, "signal": signal_name},
+        [],
+        srun(),
+        time_left_s=time_left_s,
+        lead_s=120.0,
+        is_on_slurm=True,
+        asked_by_user=asked_by_user,
+    )
+    assert judge(evidence).cause == cause
+
+
+def test_rank_that_the_kernel_ended_for_memory_is_called_so() -> None:
+    end = srun("srun: error: n2: task 2: Out Of Memory")
+    assert judge(Evidence(False, None, [], end)) == Verdict(
+        "failed", "out of memory", "rank 2 was ended by a signal: Out Of Memory", 1, 2
+    )
