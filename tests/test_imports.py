@@ -16,8 +16,8 @@ SHARED_WITH_JOBS = {f"cluster.{name}" for name in ("spec", "allocation", "rank",
 STANDARD = sys.stdlib_module_names | {"cluster"}
 # Modules of which nothing but the standard library is needed: they run before, or without, what a spec needs.
 BARE = (
-    "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history", "index",
-    "plan", "supervise",
+    "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
+    "index", "plan", "supervise",
 )  # fmt: skip
 
 

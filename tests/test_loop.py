@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from cluster.runs import RunFolder
 from cluster.spec import JobSpec
 from jobs.control import Control
 from jobs.digest import weights_sha256
-from jobs.loop import Loop
+from jobs.loop import Loop, NanLossError
+from jobs.state import TrainState
 from tests.small_run import (
     CountingControl,
     Killed,
@@ -159,3 +161,24 @@ def test_clock_of_rank_0_asks_for_a_save_at_the_next_boundary(spec: JobSpec, gro
     always = with_checkpoints(spec, every_minutes=1e-9)
     loop, _ = attempt(always, make_run(spec, "clock"), CountingControl(group))
     assert [event["step"] for event in events_of(loop, "checkpoint_saved")] == [2, 3, 5, 6, 8]
+
+
+@pytest.mark.parametrize("at_step", [1, 2, 8])
+def test_loss_that_is_no_number_ends_a_rank_before_it_is_saved(
+    spec: JobSpec, group: dist.ProcessGroup, at_step: int
+) -> None:
+    each = with_checkpoints(spec, every_steps=1)
+    run = make_run(spec, f"nan_{at_step}")
+    loop = start_attempt(each, run, CountingControl(group), claim(run))
+    whole_step = loop.stepper.forward_backward
+
+    def forward_backward(ids: torch.Tensor, state: TrainState) -> torch.Tensor:
+        return whole_step(ids, state) * (float("nan") if state.step + 1 == at_step else 1.0)
+
+    loop.stepper.forward_backward = forward_backward  # type: ignore[method-assign]
+    with pytest.raises(NanLossError) as caught:
+        loop.run()
+    loop.recorder.stop_beating()
+    assert str(caught.value) == f"the loss of step {at_step} is nan; nothing is saved from here on"
+    assert [event["step"] for event in events_of(loop, "checkpoint_saved")] == list(range(1, at_step))
+    assert [line["step"] for line in metrics_of(run)] == list(range(1, at_step))

@@ -78,7 +78,6 @@ RIGHT = {
     "requeue": "{max_failures: 1}",
     "requeue.max_failures": "2",
     "requeue.policy": "{exception: stop, time limit: requeue}",
-    "requeue.policy": "{exception: stop, time limit: requeue}",
     "faults": "[{at_step: 5, rank: 0, do: kill}]",
 }
 COMPANIONS = {

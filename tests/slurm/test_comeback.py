@@ -97,6 +97,7 @@ def test_preempted_run_comes_back(
     preempt: Callable[[], None],
 ) -> None:
     run, job_id = start_run(tmp_path, staged_data, environ, where(partition))
+    hold_still(run)
     preempt()
     wait_until_finished(run, job_id, environ)
     summary = check_equal(run, undisturbed, ["preempted"])
@@ -114,14 +115,16 @@ def test_run_at_its_time_limit_comes_back(
     assert summary["lost_steps"] == 0
 
 
-def reach_time_limit(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> None:
-    """Let a running job meet its limit, which Slurm counts in minutes; the next one gets its ten again.
-
-    Meanwhile the ranks are held still, so that a run of seconds is not over first: Slurm sends CONT before USR2.
-    """
-    subprocess.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=1"], env=environ, check=True)
+def hold_still(run: RunFolder) -> None:
+    """Stop all ranks, so that a run of seconds is not over before Slurm acts: it sends CONT before each signal."""
     for pid in [pid for pid in training.processes_of(run) for rank in range(4) if has_rank(pid, rank)]:
         os.kill(pid, signal.SIGSTOP)
+
+
+def reach_time_limit(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> None:
+    """Let a running job meet its limit, which Slurm counts in minutes; the next one gets its ten again."""
+    subprocess.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=1"], env=environ, check=True)
+    hold_still(run)
     training.wait_for("the requeue", lambda: events_of(run, "requeued"))
     training.wait_for("the job to wait", lambda: job_field(job_id, "JobState", environ) == "PENDING")
     subprocess.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=10"], env=environ, check=True)
@@ -188,6 +191,7 @@ def test_preempted_raw_job_comes_back(
     preempt: Callable[[], None],
 ) -> None:
     run, job_id = start_raw(tmp_path, staged_data, environ, f"--partition={partition}")
+    hold_still(run)
     preempt()
     wait_until_finished(run, job_id, environ)
     check_equal(run, undisturbed, ["preempted"])
@@ -222,8 +226,10 @@ def test_run_that_is_preempted_twice_comes_back_twice(
     preempt: Callable[[], None],
 ) -> None:
     run, job_id = start_run(tmp_path, staged_data, environ, where("low-nograce"))
+    hold_still(run)
     preempt()
     training.wait_for("the second attempt", lambda: len(events_of(run, "first_step")) == 2)
+    hold_still(run)
     preempt()
     wait_until_finished(run, job_id, environ)
     summary = check_equal(run, undisturbed, ["preempted", "preempted"])

@@ -16,7 +16,7 @@ import pytest
 
 from cluster import slurm
 from cluster.plan import make_plan, read_plan, write_plan
-from cluster.runs import RunFolder, write_atomic
+from cluster.runs import RunFolder, write_atomic, write_json
 from cluster.spec import dump_spec, load_spec
 from tests import training
 from tests.training import REPOSITORY, TOTAL_STEPS, command, environment, events_of, submit, summary_of, write_spec
@@ -166,6 +166,7 @@ def test_usr2_to_one_rank_stops_and_saves_all_and_fewer_nodes_go_on_with_the_sam
     done = submit(write_spec(tmp_path, staged_data, FOUR_NODES), "--json", environ=environ)
     job_id = json.loads(done.stdout)["job_id"]
     run = training.wait_for_step(tmp_path, 8)
+    write_json(run.stop_mark, {"requeue": False})  # the job is not to come back by itself
     (one,) = [pid for pid in training.processes_of(run) if has_rank(pid, 2)]
     os.kill(one, signal.SIGUSR2)
     wait_until_gone(job_id, environ)
