@@ -176,5 +176,7 @@ def test_every_log_line_has_time_speaker_and_level_even_where_a_text_has_several
 def test_log_line_that_cannot_be_written_ends_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)
+    with pytest.raises(BrokenPipeError):
+        os.write(writer, b"x")
     LineHandler("r00000", writer).emit(logging.LogRecord("run", logging.INFO, __file__, 1, "text", (), None))
     os.close(writer)

@@ -107,7 +107,10 @@ def test_every_key_has_a_right_value() -> None:
 
 @pytest.mark.parametrize("key", SCHEMA)
 def test_a_right_value_of_every_key_loads(tmp_path: Path, key: str) -> None:
-    load(tmp_path, spec_with(key, f"{key.split('.')[-1]}: {RIGHT[key]}"), *COMPANIONS.get(key, []))
+    spec = load(tmp_path, spec_with(key, f"{key.split('.')[-1]}: {RIGHT[key]}"), *COMPANIONS.get(key, []))
+    section, _, name = key.rpartition(".")
+    part = getattr(spec, section) if section else spec
+    assert name in part.model_fields_set
 
 
 def words_for_a_list(annotation: object) -> str:
