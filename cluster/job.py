@@ -36,15 +36,17 @@ class Job:
                 time.sleep(ASK_AGAIN_S)
 
     def maybe_time_left_s(self) -> float | None:
-        """Seconds until the time limit; None without one, or when nobody says."""
+        """Seconds until the time limit; None without one, or when nobody says.
+
+        Slurm is asked first: the end in the environment is that of the job's start, and a limit can be changed.
+        """
         if not self.is_on_slurm:
             return None
-        if "SLURM_JOB_END_TIME" in self.environ:  # since Slurm 23.02
-            return float(self.environ["SLURM_JOB_END_TIME"]) - time.time()
         try:
             state = slurm.maybe_job_state(self.job_id, self.environ)
         except slurm.SlurmError:
-            return None
+            end_s = self.environ.get("SLURM_JOB_END_TIME")  # since Slurm 23.02
+            return None if end_s is None else float(end_s) - time.time()
         return None if state is None else state.time_left_s
 
     def new_error_lines(self) -> tuple[str, ...]:
