@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -215,10 +215,12 @@ def seconds_between(earlier: str, later: str) -> float:
     return (second - first).total_seconds()
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, *, before_rename: Callable[[], None] | None = None) -> None:
     """Publish a whole file by one rename: readers see the old content or the new, never a part.
 
     The file is fsynced before the rename and the folder after it, so a published file survives a power cut.
+
+    before_rename: may raise, and then nothing is published.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -227,6 +229,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if before_rename is not None:
+            before_rename()
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -234,9 +238,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Publish a JSON object by one rename."""
-    write_atomic(path, json.dumps({"format_version": FORMAT_VERSION, **value}, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, value: dict[str, Any], *, before_rename: Callable[[], None] | None = None) -> None:
+    """Publish a JSON object by one rename; before_rename as in write_atomic."""
+    text = json.dumps({"format_version": FORMAT_VERSION, **value}, indent=2, ensure_ascii=False) + "\n"
+    write_atomic(path, text, before_rename=before_rename)
 
 
 def sync_folder(folder: Path) -> None:

@@ -84,8 +84,9 @@ class Recorder:
                 log.warning("no heartbeat this time: %s", error)
 
     def _write_beat(self) -> None:
-        with self._lock:
-            write_json(self.run.heartbeat, {"time": utc_now(), "attempt": self.attempt, **self._beat})
+        beat = {"time": utc_now(), "attempt": self.attempt, **self._beat}
+        with self._lock:  # looked at once more: a process can be held still in the middle of a write
+            write_json(self.run.heartbeat, beat, before_rename=lambda: self.run.check_owner(self.attempt))
 
     def metrics_line(self, line: dict[str, Any]) -> None:
         """Add one logged step."""

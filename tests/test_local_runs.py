@@ -130,7 +130,14 @@ def test_ctrl_c_saves_and_the_resumed_run_equals_the_undisturbed_one(
 ) -> None:
     process = start_submit(tmp_path, write_spec(tmp_path, staged_data), background)
     run = training.wait_for_step(tmp_path, 10)
+    # Held still until the request has gone its way: a run of seconds could be over first.
+    ranks = [pid for pid in training.processes_of(run) if is_rank(pid)]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
+    training.wait_for("TERM to wait for the ranks", lambda: all(map(has_pending_signal, ranks)))
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
     _, errors = process.communicate()
     assert process.returncode == 75, errors
     stopped_at = events_of(run, "stopped")[0]["step"]
@@ -141,6 +148,16 @@ def test_ctrl_c_saves_and_the_resumed_run_equals_the_undisturbed_one(
     assert summary_of(run)["lost_steps"] == 0
     assert events_of(run, "first_step")[1]["step"] == stopped_at + 1
     assert training.metrics_without_timing(run) == training.metrics_without_timing(undisturbed)
+
+
+def is_rank(pid: int) -> bool:
+    """Whether a process is a rank, and not a supervisor."""
+    return b"\0jobs.train\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def has_pending_signal(pid: int) -> bool:
+    """Whether a signal waits for a process; proc(5), ShdPnd."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("ShdPnd:")[1].split()[0], 16) != 0
 
 
 def test_other_seed_gives_other_digests_and_one_rank_the_same_samples(
