@@ -102,7 +102,8 @@ def test_preempted_run_comes_back(
     wait_until_finished(run, job_id, environ)
     summary = check_equal(run, undisturbed, ["preempted"])
     assert (summary["preemptions"], summary["lost_steps"]) == (1, 0)
-    assert job_field(job_id, "Restarts", environ) == "1"
+    # Slurm 24.11 requeues a job that leaves in its grace period as well, and counts that beside our own requeue.
+    assert job_field(job_id, "Restarts", environ) in ("1", "2")
 
 
 def test_run_at_its_time_limit_comes_back(
