@@ -1,17 +1,20 @@
-# make demo    train on this machine: no Slurm, no network beyond the package index
-# make test    install what the tests need and run those that a commit must pass
-# make lint    formatting, lint rules, types
+# make demo            train on this machine: no Slurm, no network beyond the package index
+# make test            install what the tests need and run those that a commit must pass
+# make test-long       the rest: every signal of the first seconds, repeated and slow faults
+# make test-debian13   the tests of tests/slurm, long ones too, beside Debian 13's Slurm (24.11); root and apt-get, 400 MB in $(DEBIAN13)
+# make lint            formatting, lint rules, types
 #
-# TORCH_INDEX  index of another torch build, such as the small CPU one (see README)
-# PYTHON       interpreter that makes .venv
+# TORCH_INDEX          index of another torch build, such as the small CPU one (see README)
+# PYTHON               interpreter that makes .venv
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
+DEBIAN13 ?= /var/tmp/debian13
 
-.PHONY: demo test test-long lint slurm clean
+.PHONY: demo test test-long test-debian13 lint slurm clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m cluster.submit configs/local.yaml
@@ -21,6 +24,9 @@ test: $(VENV)/installed-dev slurm
 
 test-long: $(VENV)/installed-dev slurm
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
+
+test-debian13: $(VENV)/installed-dev
+	tests/slurm/beside_debian13.sh $(DEBIAN13) $(BIN)/python -m pytest -m "long or not long" tests/slurm $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
