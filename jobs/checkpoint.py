@@ -93,6 +93,7 @@ def save(
     written = publish(path, write_state, run, attempt, storage)
     manifest = Manifest(step, epoch, attempt, written.hexdigest(), written.size, environment["world_size"], environment)
     storage.sync_file(run.metrics)  # the state says how long metrics.jsonl is
+    storage.sync_folder(run.path)  # and its name may be new
     text = json.dumps(asdict(manifest), indent=2).encode()
     publish(path.with_suffix(".json"), lambda file: file.write(text), run, attempt, storage)
     try:

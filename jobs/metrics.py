@@ -101,15 +101,18 @@ class Recorder:
     def _keep_beating(self) -> None:
         while not self._ended.wait(BEAT_S):
             try:
-                self.run.check_owner(self.attempt)
                 self._try_to_beat()
             except SupersededError as error:
                 log.error("%s", error)
                 os._exit(EXIT_FAILED)
 
     def _try_to_beat(self) -> None:
-        """Write a heartbeat; a full disk costs this one only."""
+        """Write a heartbeat; a full disk costs this one only.
+
+        Raises SupersededError: a later attempt owns the run.
+        """
         try:
+            self.run.check_owner(self.attempt)
             self._write_beat()
         except OSError as error:
             log.warning("no heartbeat this time: %s", error)

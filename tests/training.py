@@ -83,11 +83,11 @@ def summary_of(run: RunFolder) -> dict[str, Any]:
     return dict(json.loads(run.summary.read_text()))
 
 
-def wait_for(what: str, condition: Any) -> None:  # noqa: ANN401
+def wait_for(what: str, condition: Any, *, patience_s: float = PATIENCE_S) -> None:  # noqa: ANN401
     """Poll until condition() holds."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < end, f"waited {PATIENCE_S:.0f} s for {what}"
+        assert time.monotonic() < end, f"waited {patience_s:.0f} s for {what}"
         time.sleep(0.02)
 
 
