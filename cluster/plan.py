@@ -38,7 +38,7 @@ class LaunchPlan:
     preamble: tuple[str, ...]  # shell lines before the supervisor: the spec's env and setup
     supervisor: tuple[str, ...]  # command of the batch step
     rank: tuple[str, ...]  # command of each rank
-    num_nodes: int
+    num_nodes: int  # the most, where the run takes what is free
     num_tasks_per_node: int
     cpus_per_task: int | None
     signal_lead_s: int
@@ -46,6 +46,7 @@ class LaunchPlan:
     threads_per_rank: int
     max_failures: int  # of the program, since the last progress
     policy: Mapping[str, str]  # cause -> action, in place of requeue.POLICY's
+    is_elastic: bool = False  # takes fewer nodes than num_nodes; the allocation says how many
     maybe_visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES at a local submission, put back for the ranks
 
     @property
@@ -67,7 +68,7 @@ def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpu
         preamble=preamble(spec.env, spec.setup),
         supervisor=(python, "-m", "cluster.supervise", str(run.path)),
         rank=(*SIGNALS_BLOCKED, python, "-m", "jobs.train", str(run.spec), "--run-dir", str(run.path)),
-        num_nodes=spec.nodes,
+        num_nodes=spec.max_nodes,
         num_tasks_per_node=spec.num_tasks_per_node,
         cpus_per_task=spec.cpus_per_task,
         signal_lead_s=spec.signal_lead_s,
@@ -75,6 +76,7 @@ def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpu
         threads_per_rank=spec.train.threads_per_rank,
         max_failures=spec.requeue.max_failures,
         policy={str(cause): action for cause, action in spec.requeue.policy.items()},
+        is_elastic=spec.min_nodes < spec.max_nodes,
         maybe_visible_gpus=maybe_visible_gpus,
     )
 
@@ -109,6 +111,9 @@ def sbatch_flags(spec: "JobSpec", run: RunFolder) -> dict[str, FlagValue]:
         "signal": f"{STOP_SIGNAL}@{spec.signal_lead_s}",
         "output": f"{literal_path(run.logs)}/{run.batch_log('%j').name}",
     }
+    if spec.min_nodes < spec.max_nodes:  # with --ntasks-per-node Slurm gives the fewest nodes, always
+        asked["ntasks-per-node"] = None
+        asked["cpus-per-task"] = spec.tasks_per_node * (spec.cpus_per_task or 1)
     return {key: value for key, value in asked.items() if value is not None} | dict(spec.sbatch)
 
 

@@ -89,8 +89,10 @@ def as_allocated(asked: JobSpec, environ: Mapping[str, str]) -> JobSpec:
 
     A key that the spec leaves to the cluster cannot be contradicted.
     """
+    had = allocated(environ)
+    had_nodes = had["nodes"]
     wanted = {
-        "nodes": asked.nodes,
+        "nodes": had_nodes if asked.min_nodes <= had_nodes <= asked.max_nodes else asked.nodes,
         "tasks_per_node": asked.tasks_per_node,
         "gpus_per_node": asked.num_gpus_per_node,
         "cpus_per_task": asked.cpus_per_task,
@@ -99,7 +101,6 @@ def as_allocated(asked: JobSpec, environ: Mapping[str, str]) -> JobSpec:
         "qos": asked.qos,
         "time_limit": asked.slurm_time,
     }
-    had = allocated(environ)
     differing = {key: value for key, value in had.items() if wanted[key] not in (None, value)}
     if differing:
         listed = "; ".join(f"{key}: {wanted[key]} -> {value}" for key, value in differing.items())

@@ -26,6 +26,7 @@ from cluster.spec_fields import (
     Line,
     MailType,
     Memory,
+    NodeCount,
     NotNegative,
     Positive,
     RunName,
@@ -38,7 +39,7 @@ from cluster.spec_fields import (
     check_once,
 )
 from cluster.spec_rules import contradictions
-from cluster.spec_units import memory_mib, num_gpus, slurm_time, time_s
+from cluster.spec_units import memory_mib, node_range, num_gpus, slurm_time, time_s
 from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_overrides, read_document, read_plain
 
 FORMAT_VERSION: Literal[1] = 1
@@ -72,6 +73,8 @@ class TrainSpec(_Section):
     """Optimizer steps after which training ends even within an epoch."""
     global_batch_size: Count | None = None
     """Images per step over all ranks; the run stays the same when the number of ranks changes."""
+    micro_batch_size: Count | None = None
+    """Images of one forward pass, whatever the number of ranks; global_batch_size over the most ranks by default."""
     batch_size_per_rank: Count | None = Field(
         default_factory=lambda data: 128 if data.get("global_batch_size") is None else None
     )
@@ -200,8 +203,8 @@ class JobSpec(_Section):
     """Of the run, its folder and the job."""
     cluster: Literal["slurm", "local"] = "slurm"
     """local starts the ranks on this machine, without Slurm."""
-    nodes: Annotated[int, Field(ge=1, le=65_533)] = 1
-    """Machines to reserve."""
+    nodes: NodeCount = 1
+    """Machines to reserve: 4, or 2-4 for whatever is free; the latter needs train.global_batch_size."""
     gpus_per_node: Gpus | None = None
     """8, or with a type: a100:8.  Without it no GPUs are asked for."""
     tasks_per_node: Annotated[int, Field(ge=1, le=4096)] = Field(
@@ -262,6 +265,16 @@ class JobSpec(_Section):
     """How it is broken on purpose."""
 
     @property
+    def min_nodes(self) -> int:
+        """Fewest machines that the run goes on with."""
+        return node_range(self.nodes)[0]
+
+    @property
+    def max_nodes(self) -> int:
+        """Most machines that it asks for."""
+        return node_range(self.nodes)[1]
+
+    @property
     def num_gpus_per_node(self) -> int:
         """GPUs on each node, whatever their type; 0 without."""
         return num_gpus(self.gpus_per_node) if self.gpus_per_node else 0
@@ -273,8 +286,8 @@ class JobSpec(_Section):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run."""
-        return self.nodes * self.tasks_per_node
+        """Ranks of the run, on the most nodes that it asks for."""
+        return self.max_nodes * self.tasks_per_node
 
     @property
     def time_limit_s(self) -> int | None:

@@ -7,12 +7,20 @@ value seen and what to write; pydantic collects these.  Values of a wrong type a
 import re
 import unicodedata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from cluster.spec_names import check_flag, check_variable
-from cluster.spec_units import memory_mib, num_gpus, time_s
+from cluster.spec_units import MAX_NODES, memory_mib, node_range, num_gpus, time_s
 from cluster.spec_yaml import shown
 
 MAX_NAME_BYTES = 128  # half of what a file system takes, so that files may be named after a run
@@ -114,6 +122,14 @@ def check_gpus(text: str) -> str:
     return text
 
 
+def check_nodes(value: object, check_number: ValidatorFunctionWrapHandler) -> object:
+    """Pass text of the fewest and the most nodes; anything else has to be a number."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+ *- *[0-9]+", value):
+        node_range(value)
+        return value
+    return check_number(value)
+
+
 def check_flag_value(value: object) -> str | int | bool:
     """Pass the value of an sbatch flag: text, a whole number, or true for a flag without a value."""
     if value is False:
@@ -141,6 +157,10 @@ AbsolutePath = Annotated[Path, BeforeValidator(absolute_path)]
 Time = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_time)]
 Memory = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_memory)]
 Gpus = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_gpus)]
+if TYPE_CHECKING:
+    NodeCount = int | str
+else:  # whatever is no range is held to be a number, and so are the messages about it
+    NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES), WrapValidator(check_nodes)]
 FlagName = Annotated[str, AfterValidator(check_flag)]
 FlagValue = Annotated[str | int | bool, PlainValidator(check_flag_value)]
 VariableName = Annotated[str, AfterValidator(check_variable)]

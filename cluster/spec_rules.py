@@ -56,6 +56,9 @@ def _slurm_rules(spec: "JobSpec") -> Iterator[Contradiction]:
 
 
 def _resource_rules(spec: "JobSpec") -> Iterator[Contradiction]:
+    if spec.min_nodes < spec.max_nodes and spec.train.global_batch_size is None:
+        message = f"nodes {spec.nodes} needs train.global_batch_size, or the batch would change with the nodes; give it"
+        yield Contradiction((("nodes",), ("train", "global_batch_size")), message)
     given = [key for key in ("memory_per_node", "memory_per_cpu", "memory_per_gpu") if getattr(spec, key)]
     if len(given) > 1:
         yield Contradiction(tuple((key,) for key in given), f"{' and '.join(given)} exclude each other; keep one")
@@ -81,6 +84,12 @@ def _train_rules(spec: "JobSpec") -> Iterator[Contradiction]:
     if train.batch_size_per_rank is not None and train.global_batch_size is not None:
         message = "batch_size_per_rank and global_batch_size exclude each other; keep one"
         yield Contradiction((("train", "batch_size_per_rank"), ("train", "global_batch_size")), message)
+    if train.micro_batch_size is not None and train.micro_batch_size > (train.global_batch_size or 0):
+        message = (
+            f"micro_batch_size {train.micro_batch_size} needs a train.global_batch_size of at least as much; "
+            "give that, or leave it out"
+        )
+        yield Contradiction((("train", "micro_batch_size"), ("train", "global_batch_size")), message)
     if train.warmup_epochs > train.epochs:
         message = f"warmup_epochs {train.warmup_epochs} is more than epochs {train.epochs}"
         yield Contradiction((("train", "warmup_epochs"), ("train", "epochs")), message)

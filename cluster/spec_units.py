@@ -30,6 +30,9 @@ MAX_TIME_S = 10 * 365 * 86_400  # no site runs longer; far below Slurm's 32 bits
 MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT])")
 MEBIBYTES_IN = {"K": Fraction(1, 1024), "M": Fraction(1), "G": Fraction(1024), "T": Fraction(1024**2)}
 
+NODES = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+MAX_NODES = 65_533
+
 # A type needs a letter, or is a model of four digits: 8:8 is a slip, 1080:8 and 3g.20gb:2 are not.
 GPUS = re.compile(r"(?:([A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*|[0-9]{4}):)?([1-9][0-9]{0,3})")
 
@@ -71,6 +74,20 @@ def memory_mib(text: str) -> int:
     if amount == 0:
         raise ValueError(f"{text!r} is 0, by which Slurm means all memory of the node; give the amount")
     return math.ceil(amount)
+
+
+def node_range(value: int | str) -> tuple[int, int]:
+    """Fewest and most nodes in 4 or `2-4`.
+
+    Raises ValueError: another form, no node, or the fewest are not fewer than the most.
+    """
+    match = NODES.fullmatch(str(value))
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= fewest <= most <= MAX_NODES or (isinstance(value, str) and fewest == most):
+        raise ValueError(
+            f"{value!r} is no number of nodes; use 4, or 2-4 for at least 2 and at most 4 (to {MAX_NODES})"
+        )
+    return fewest, most
 
 
 def _unit_meant(text: str) -> str:

@@ -195,7 +195,7 @@ def read_shape(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[tuple[str,
         return (socket.gethostname(),), Shape(1, plan.world_size, plan.num_tasks_per_node)
     try:
         nodes = expand_nodelist(environ["SLURM_JOB_NODELIST"])
-        if "SLURM_NTASKS" not in environ:
+        if plan.is_elastic or "SLURM_NTASKS" not in environ:
             return nodes, Shape(len(nodes), len(nodes) * plan.num_tasks_per_node, plan.num_tasks_per_node)
         tasks = expand_task_list(environ["SLURM_TASKS_PER_NODE"])
     except KeyError as error:

@@ -6,6 +6,7 @@ number of ranks.
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from jobs.checkpoint import Loaded, load_newest, remove_leftovers
 from jobs.control import Control
 from jobs.metrics import Recorder
 from jobs.state import TrainState
+from jobs.step import Length
 
 log = logging.getLogger("run")
 
@@ -26,10 +28,12 @@ def restore(
     control: Control,
     recorder: Recorder,
     *,
-    global_batch: int,
+    length: Length,
     environment: Mapping[str, Any],
-) -> TrainState:
-    """Put rank 0's newest good checkpoint into model and optimizer; returns the position on every rank.
+) -> tuple[TrainState, Length]:
+    """Put rank 0's newest good checkpoint into model and optimizer; returns position and length on every rank.
+
+    length: of a new run; one that goes on keeps the number of its micro-batches.
 
     The model's weights reach the other ranks by DDP's constructor, which broadcasts rank 0's.
 
@@ -37,21 +41,21 @@ def restore(
     """
     told: dict[str, Any] = {}
     if recorder.writes:
-        told = read_position(model, optimizer, recorder, global_batch, environment)
+        told = read_position(model, optimizer, recorder, length, environment)
     told = dict(control.broadcast_object(told))
     if "error" in told:
         raise RunError(told["error"])
     state = TrainState(**told["state"])
     if state.step > 0:
         share_momentum(optimizer, control)
-    return state
+    return state, replace(length, micro_batches=told["micro_batches"])
 
 
 def read_position(
     model: nn.Module,
     optimizer: torch.optim.SGD,
     recorder: Recorder,
-    global_batch: int,
+    length: Length,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Rank 0's part: load, cut metrics.jsonl back to the checkpoint, say what was found.
@@ -63,12 +67,13 @@ def read_position(
     for name, reason in loaded.quarantined:
         recorder.event("checkpoint_quarantined", name=name, reason=reason)
     remove_leftovers(recorder.run.checkpoints)
-    state = TrainState()
+    state, micro_batches = TrainState(), length.micro_batches
     if loaded.maybe_state is not None:
-        kept = loaded.maybe_state["schedule"]["global_batch"]
-        if kept != global_batch:
+        schedule = loaded.maybe_state["schedule"]
+        micro_batches = schedule["micro_batches"]
+        if (kept := schedule["global_batch"]) != length.global_batch:
             return {
-                "error": f"the run was made with a global batch of {kept}, and this start has {global_batch}: "
+                "error": f"the run was made with a global batch of {kept}, and this start has {length.global_batch}: "
                 "start it with as many ranks as before, or use train.global_batch_size from the beginning"
             }
         model.load_state_dict(loaded.maybe_state["model"])
@@ -79,7 +84,7 @@ def read_position(
     if recorder.attempt > 1:
         tell_resumption(recorder, state, loaded, environment)
     recorder.cut_metrics(state.metrics_bytes)
-    return {"state": state.as_dict()}
+    return {"state": state.as_dict(), "micro_batches": micro_batches}
 
 
 def tell_resumption(recorder: Recorder, state: TrainState, loaded: Loaded, environment: Mapping[str, Any]) -> None:

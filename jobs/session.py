@@ -93,9 +93,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
     torch.manual_seed(spec.train.seed)
     model = build_model(spec.train.model, session.data.num_classes).to(device)
     optimizer = build_optimizer(model, spec.train)
-    state = restore(
-        model, optimizer, session.control, recorder, global_batch=length.global_batch, environment=environment
-    )
+    state, length = restore(model, optimizer, session.control, recorder, length=length, environment=environment)
     announce(recorder, session, length, state)
     faults.announce()
     ddp = wrap(model, device, spec.train)

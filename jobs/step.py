@@ -21,6 +21,7 @@ class Length:
     """How long a run is; frozen when it starts, and the length of its schedule."""
 
     global_batch: int  # samples of a full step
+    micro_batches: int  # that each step is cut into
     steps_per_epoch: int
     total_steps: int
     warmup_steps: int
@@ -33,7 +34,20 @@ class Length:
         total = spec.train.epochs * per_epoch
         if spec.train.max_steps is not None:
             total = min(total, spec.train.max_steps)
-        return cls(batch, per_epoch, total, round(spec.train.warmup_epochs * per_epoch))
+        parts = num_micro_batches(spec, batch, world_size)
+        return cls(batch, parts, per_epoch, total, round(spec.train.warmup_epochs * per_epoch))
+
+
+def num_micro_batches(spec: JobSpec, global_batch: int, world_size: int) -> int:
+    """Into how many parts a new run cuts a global batch: one for each rank of the largest world that the spec asks for.
+
+    A run keeps this number, so that BatchNorm sees the same samples together whatever world it comes back on.
+    """
+    if spec.train.global_batch_size is None:
+        return world_size
+    if spec.train.micro_batch_size is not None:
+        return -(-global_batch // spec.train.micro_batch_size)
+    return max(spec.world_size, world_size)
 
 
 class HostLoss:
@@ -93,20 +107,35 @@ class Stepper:
     def forward_backward(self, ids: Tensor, state: TrainState) -> Tensor:
         """Gradients of the mean loss over the global batch, on every rank; returns this rank's sum of losses.
 
-        DDP averages gradients over ranks, so each rank's loss is weighted by world size / global batch.  A rank without
-        samples joins the collectives with a loss of nothing.
+        DDP averages gradients over ranks, so each rank's loss is weighted by world size / global batch.  Ranks share
+        the micro-batches; all sum their gradients in the backward pass of their last one.
         """
-        train, world_size = self.spec.train, self.env.world_size
-        mine = share_of(ids, self.env.rank, world_size)
-        torch.manual_seed(step_seed(train.seed, state.step, self.env.rank))
+        numbers = share_of(torch.arange(self.length.micro_batches), self.env.rank, self.env.world_size).tolist()
+        losses = []
+        for number in numbers[:-1]:
+            with self.ddp.no_sync():
+                losses.append(self.micro_batch(number, ids, state))
+        losses.append(self.micro_batch(numbers[-1] if numbers else None, ids, state))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def micro_batch(self, number: int | None, ids: Tensor, state: TrainState) -> Tensor:
+        """Forward and backward pass of one micro-batch; its sum of losses, float32 ().
+
+        number: which one of the step.  None, or one without samples: the rank joins the collectives with a loss of
+        nothing.
+        """
+        train = self.spec.train
+        mine = ids[:0] if number is None else share_of(ids, number, self.length.micro_batches)
+        torch.manual_seed(step_seed(train.seed, state.step, number or 0))
+        set_running_statistics(self.ddp, tracked=number == 0)
         images, labels = self.batch(mine if len(mine) else ids[:1], state.epoch)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=train.precision == "bf16"):
             logits = self.ddp(images).float()
         loss: Tensor = functional.cross_entropy(
             logits, labels, reduction="sum", label_smoothing=train.label_smoothing
         ) * float(len(mine) > 0)
-        (loss * (world_size / len(ids))).backward()  # type: ignore[no-untyped-call]
-        return loss
+        (loss * (self.env.world_size / len(ids))).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def batch(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """Augmented, normalised images float32 (m, 3, 32, 32) and labels int64 (m,) on the device."""
@@ -137,6 +166,17 @@ class Stepper:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return lr
+
+
+def set_running_statistics(model: nn.Module, *, tracked: bool) -> None:
+    """Let BatchNorm update its running statistics or leave them as they are; it normalises by the batch either way.
+
+    Only the first micro-batch of a step counts, which is rank 0's, and rank 0's statistics are the ones that are kept:
+    so they do not depend on how many micro-batches a rank has.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.track_running_stats = tracked
 
 
 def step_seed(seed: int, step: int, micro_batch: int) -> int:

@@ -79,6 +79,15 @@ def test_every_key_of_a_spec_becomes_its_flag(spec: JobSpec) -> None:
     }
 
 
+def test_run_that_takes_what_is_free_leaves_the_tasks_to_srun(spec: JobSpec) -> None:
+    """With --ntasks-per-node Slurm gives the fewest nodes; so the job asks for the CPUs of all of a node's ranks."""
+    train = spec.train.model_copy(update={"batch_size_per_rank": None, "global_batch_size": 512})
+    plan = make_plan(spec.model_copy(update={"nodes": "2-4", "train": train}), RUN, python=PYTHON)
+    flags = {name: plan.sbatch.get(name) for name in ("nodes", "ntasks-per-node", "cpus-per-task")}
+    assert flags == {"nodes": "2-4", "ntasks-per-node": None, "cpus-per-task": 24}
+    assert (plan.num_nodes, plan.num_tasks_per_node, plan.cpus_per_task, plan.is_elastic) == (4, 4, 6, True)
+
+
 def test_rest_of_a_plan_is_what_the_supervisor_starts(spec: JobSpec) -> None:
     plan = make_plan(spec, RUN, python=PYTHON, maybe_visible_gpus="2,3")
     assert dataclasses.replace(plan, sbatch={}) == LaunchPlan(

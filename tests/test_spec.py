@@ -48,6 +48,7 @@ RIGHT = {
     "train.epochs": "3",
     "train.max_steps": "100",
     "train.global_batch_size": "512",
+    "train.micro_batch_size": "64",
     "train.batch_size_per_rank": "64",
     "train.lr": "1e-3",
     "train.momentum": "0.8",
@@ -84,6 +85,7 @@ RIGHT = {
 }
 COMPANIONS = {
     "memory_per_gpu": ["gpus_per_node=1"],
+    "train.micro_batch_size": ["train.global_batch_size=512"],
     "dataset.num_train": ["dataset.kind=synthetic"],
     "dataset.num_test": ["dataset.kind=synthetic"],
 }

@@ -39,8 +39,8 @@ class Recorder(Storage):
     committed: int = 0
 
     def note(self, kind: str, path: Path, new: Path | None = None, data: bytes = b"") -> None:
-        names = [str(each.relative_to(self.root)) if each else "" for each in (path, new)]
-        self.operations.append(Operation(kind, *names, data, self.committed))
+        name, new_name = (str(each.relative_to(self.root)) if each else "" for each in (path, new))
+        self.operations.append(Operation(kind, name, new_name, data, self.committed))
 
     def create(self, path: Path) -> BinaryIO:
         self.note("create", path)
@@ -249,7 +249,7 @@ SYNCS = {
     "old manifest is gone": (3, 0),
     "manifest of the data that is replaced is gone": (4, 1),
 }
-"""What is synced, and where: (which save, the how manieth sync of it); a save begins with what prunes the one before."""
+"""What is synced, and where: number of the save, which of its syncs; a save begins with what the one before prunes."""
 
 
 @pytest.mark.parametrize("what", SYNCS)

@@ -141,6 +141,26 @@ def test_job_that_somebody_requeues_comes_back(
     assert summary["lost_steps"] == 0
 
 
+def test_run_that_takes_what_is_free_goes_on_with_fewer_nodes(
+    tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
+) -> None:
+    text = where().replace("nodes: 4", "nodes: 2-4")
+    run, job_id = start_run(tmp_path, staged_data, environ, text)
+    hold_still(run)
+    try:
+        drain = ["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"]
+        subprocess.run(drain, env=environ, check=True)
+        subprocess.run(["scontrol", "requeue", job_id], env=environ, check=True)
+        wait_until_finished(run, job_id, environ)
+    finally:
+        subprocess.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], env=environ, check=True)
+    summary = summary_of(run)
+    worlds = [event["world_size"] for event in events_of(run, "attempt_started")]
+    assert (worlds, summary["world_size"], summary["bit_exact"]) == ([4, 3], 3, False)
+    assert summary["samples_sha256"] == summary_of(undisturbed)["samples_sha256"]
+    assert summary["lost_steps"] == 0
+
+
 def test_killed_rank_is_started_again_in_the_same_allocation(
     tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
 ) -> None:
