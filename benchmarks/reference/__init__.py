@@ -1,0 +1,1 @@
+"""The other side of each ratio: what a careful user writes without this project."""
