@@ -19,11 +19,13 @@ from pathlib import Path
 
 from cluster import address, rank, slurm
 from cluster.allocation import expand_nodelist, expand_task_list
+from cluster.chain import Chain, find_chain
 from cluster.history import gather, note_lost_attempts, read_history, record_end
 from cluster.job import Job, find_job
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
 from cluster.plan import LaunchPlan, read_plan
-from cluster.requeue import Decision, Past, back_off_s, decide
+from cluster.predecessor import maybe_exit_code_by_predecessor
+from cluster.requeue import Decision, Past, back_off_s, decide, is_over
 from cluster.runs import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -52,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.supervise", description="Start and watch a run's ranks.")
     parser.add_argument("target", type=Path, help="a run folder, or a spec on the raw sbatch route")
     parser.add_argument("overrides", nargs="*", help="section.key=value, with a spec only")
+    parser.add_argument("--after", metavar="JOB_ID", help="the job that this one succeeds in the same run folder")
     parser.add_argument("--detach", action="store_true", help="go on in a session of its own")
     args = parser.parse_intermixed_args(argv)
     if args.detach:
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_logger("super")
     try:
         run, plan = find_plan(args.target, args.overrides, os.environ)
-        return supervise(run, plan, stop, os.environ)
+        return supervise(run, plan, stop, os.environ, maybe_predecessor=args.after)
     except UsageError as error:
         log.error("%s", error)
         return EXIT_USAGE
@@ -87,9 +90,33 @@ def find_plan(target: Path, overrides: Sequence[str], environ: Mapping[str, str]
     return prepare(target, overrides, environ)
 
 
-def supervise(run: RunFolder, plan: LaunchPlan, stop: StopFlag, environ: Mapping[str, str]) -> int:
-    """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
+def supervise(
+    run: RunFolder,
+    plan: LaunchPlan,
+    stop: StopFlag,
+    environ: Mapping[str, str],
+    *,
+    maybe_predecessor: str | None = None,
+) -> int:
+    """One job's share of a run; returns the job's exit code.
+
+    maybe_predecessor: the job that this one succeeds.
+    """
     job = find_job(plan, environ)
+    with find_chain(run, plan, job) as chain:
+        maybe_code = maybe_exit_code_by_marks(run)
+        if maybe_code is None and maybe_predecessor is not None:
+            maybe_code = maybe_exit_code_by_predecessor(chain, maybe_predecessor)
+        if maybe_code is not None:
+            return maybe_code
+        chain.begin()
+        return make_attempts(run, plan, stop, job, chain, environ)
+
+
+def make_attempts(
+    run: RunFolder, plan: LaunchPlan, stop: StopFlag, job: Job, chain: Chain, environ: Mapping[str, str]
+) -> int:
+    """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
     while True:
         maybe_code = maybe_exit_code_by_marks(run)
         if maybe_code is not None:
@@ -98,6 +125,8 @@ def supervise(run: RunFolder, plan: LaunchPlan, stop: StopFlag, environ: Mapping
         attempt, verdict = run_attempt(run, plan, stop, job, environ)
         history = read_history(run, attempt - 1)
         history.append(Past(verdict.cause, max(manifest_steps(run.checkpoints), default=0)))
+        blame = chain.blame(attempt, verdict.cause, verdict.rank)
+        history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
         run.check_owner(attempt)
         record_end(run, verdict, decision, history[-1], attempt, job.job_id)
@@ -107,7 +136,12 @@ def supervise(run: RunFolder, plan: LaunchPlan, stop: StopFlag, environ: Mapping
                 continue
             decision = choose(history, run, plan, stop, job)
         if decision.action == "requeue":
-            put_back(run, verdict, attempt, job)
+            blame.tell(run, attempt, job.job_id)
+            chain.go_on(verdict.cause, attempt)
+        elif is_over(decision, verdict.cause, run.read_json(run.stop_mark) or None):
+            chain.end(verdict.cause)
+        else:
+            chain.keep()
         return verdict.exit_code
 
 
@@ -172,17 +206,6 @@ def wait_before_restart(seconds: float, stop: StopFlag) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and not stop.is_set():
         time.sleep(POLL_S)
-
-
-def put_back(run: RunFolder, verdict: Verdict, attempt: int, job: Job) -> None:
-    """Requeue the job; a refusal leaves the run resumable by hand, and says how."""
-    try:
-        slurm.requeue(job.requeue_id, job.environ)
-    except slurm.SlurmError as error:
-        log.error("Slurm did not requeue the job: %s; to go on: python -m cluster.submit --resume %s", error, run.path)
-        return
-    run.append_event("requeued", attempt=attempt, job_id=job.job_id, cause=verdict.cause)
-    log.info("requeued; Slurm holds a requeued job back for about two minutes (AuthInfo=cred_expire)")
 
 
 def read_shape(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[tuple[str, ...], Shape]:
