@@ -19,6 +19,7 @@ from cluster.job import Job, insist
 from cluster.owner import SUCCESSOR_ROUTE, job_ids, jobs_since_submission
 from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder, SupersededError, utc_now
+from cluster.verdict import Verdict
 
 log = logging.getLogger("run")
 
@@ -32,6 +33,7 @@ class Chain:
     job: Job
     is_used: bool  # the run goes on in successors, not by requeue
     may_begin: bool  # whether a first successor may take the place of a refused requeue
+    own_excluded: str = ""  # nodes that this job must not get: a host list
     maybe_next: str | None = None  # what begin() has submitted
     is_kept: bool = False  # what is in the queue has a reason to be there
 
@@ -75,9 +77,11 @@ class Chain:
             log.warning("where jobs may not submit jobs, use requeue.submit_from: login")
             return None
 
-    def excluded(self) -> str:
-        """Nodes that the next job must not get, as sbatch takes them."""
-        return exclude.excluded(self.plan, exclude.find_blame(self.run, self.plan, {}).bad)
+    def excluded(self, bad: Sequence[str] | None = None) -> str:
+        """Nodes that the next job must not get, as sbatch takes them.  bad: those of now, if they are known."""
+        if bad is None:
+            bad = exclude.find_blame(self.run, self.plan, {}).bad
+        return exclude.excluded(self.own_excluded, exclude.excluded_before(self.run), bad)
 
     def waiting(self) -> list[str]:
         """The successors of this job that are in the queue, next one first.
@@ -104,11 +108,11 @@ class Chain:
             return self.submit("afterany")
         return None
 
-    def blame(self, attempt: int, cause: str, rank: int | None) -> Blame:
+    def blame(self, attempt: int, verdict: Verdict) -> Blame:
         """What is laid on nodes after an attempt; on none when the cluster has no others for the job."""
         if not self.job.is_on_slurm:
             return Blame()
-        last = {attempt: {"cause": cause, "rank": rank, "time": utc_now()}}
+        last = {attempt: {"cause": verdict.cause, "rank": verdict.rank, "node": verdict.node, "time": utc_now()}}
         blame = exclude.find_blame(self.run, self.plan, last)
         if not blame.bad or self.has_nodes_without(blame.bad):
             return blame
@@ -116,9 +120,8 @@ class Chain:
 
     def has_nodes_without(self, bad: Sequence[str]) -> bool:
         """Whether the next job could start without some nodes."""
-        excluded = exclude.excluded(self.plan, bad)
         try:
-            if successor.has_nodes_without(self.run, self.plan, excluded, self.job.environ):
+            if successor.has_nodes_without(self.run, self.plan, self.excluded(bad), self.job.environ):
                 return True
             log.warning("node %s failed repeatedly, but there are too few others", ", ".join(bad))
         except slurm.SlurmError as error:
@@ -155,7 +158,7 @@ class Chain:
 
     def exclude_from(self, job_id: str) -> None:
         """Give a waiting job the bad nodes of today, where there ever was one: an old one comes back."""
-        if not exclude.has_excluded(self.run):
+        if not exclude.excluded_before(self.run):
             return
         try:
             slurm.update_job(job_id, f"ExcNodeList={self.excluded()}", self.job.environ)
@@ -166,6 +169,13 @@ class Chain:
         """The run is over; a user's cancel of a job with successors is marked for whichever of them still starts."""
         if cause == "user cancel" and self.is_used:
             leave_mark(self.run)
+
+    def leave_to_slurm(self) -> None:
+        """Leave what waits in the queue, this job included if Slurm has requeued it, but for the nodes it may get."""
+        self.keep()
+        if exclude.excluded_before(self.run):
+            for job_id in self.waiting() if self.is_used else [self.job.requeue_id]:
+                self.exclude_from(job_id)
 
     def keep(self) -> None:
         """Leave what waits in the queue: it will see how this job has ended."""
@@ -184,21 +194,26 @@ class Chain:
 
 def find_chain(run: RunFolder, plan: LaunchPlan, job: Job) -> Chain:
     """Whether the run goes on in successors, by the spec and by whether Slurm may requeue the job."""
-    if not job.is_on_slurm or plan.requeue_mode == "requeue":
+    if not job.is_on_slurm:
         return Chain(run, plan, job, is_used=False, may_begin=False)
+    terms = terms_of(job, plan)
+    may_begin = terms.is_batch and plan.requeue_mode != "requeue"  # in salloc nobody could run it again
+    is_used = may_begin and (plan.requeue_mode == "successor" or not terms.may_be_requeued)
+    if is_used and terms.may_be_requeued:
+        forbid_requeue(job)
+    if is_used and plan.requeue_mode == "auto":
+        log.info("Slurm may not requeue this job: the run goes on in successors")
+    return Chain(run, plan, job, is_used=is_used, may_begin=may_begin, own_excluded=terms.excluded)
+
+
+def terms_of(job: Job, plan: LaunchPlan) -> slurm.JobTerms:
+    """On which terms the job runs; as the plan asked for them when Slurm does not say."""
     try:
-        terms = insist(lambda: slurm.job_terms(job.job_id, job.environ))
+        return insist(lambda: slurm.job_terms(job.job_id, job.environ))
     except slurm.SlurmError as error:
         log.warning("whether Slurm may requeue this job is not known: %s", error)
-        terms = slurm.JobTerms(may_be_requeued=plan.requeue_mode == "auto", is_batch=True)
-    if not terms.is_batch:  # salloc: nobody could run it again
-        return Chain(run, plan, job, is_used=False, may_begin=False)
-    if plan.requeue_mode == "successor" and terms.may_be_requeued:
-        forbid_requeue(job)
-    if plan.requeue_mode == "auto" and not terms.may_be_requeued:
-        log.info("Slurm may not requeue this job: the run goes on in successors")
-    is_used = plan.requeue_mode == "successor" or not terms.may_be_requeued
-    return Chain(run, plan, job, is_used=is_used, may_begin=True)
+        asked = str(plan.sbatch.get("exclude", ""))
+        return slurm.JobTerms(may_be_requeued=plan.requeue_mode != "successor", is_batch=True, excluded=asked)
 
 
 def forbid_requeue(job: Job) -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger("run")
 MAX_FAILURES = 2  # of one node
 WINDOW_S = 24 * 3600.0  # older failures are forgotten, and the node comes back
 # What may be a node's fault.  A lost connection names who noticed it, and a failure of the program is no node's.
-NODE_CAUSES = frozenset(("killed", "hang"))
+NODE_CAUSES = frozenset(("killed", "hang", "node failure"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,18 @@ def node_failures(
 ) -> list[NodeFailure]:
     """The failures of a run that can be laid on a node, oldest first.
 
-    last: attempt -> its verdict (cause, rank, time) where that is not in the run folder yet.
-    policy: the spec's; what it says of a cause stands.
+    last: attempt -> its verdict (cause, rank, node, time) where that is not in the run folder yet.
+    policy: the spec's; a cause that is to stop the run is not laid on a node.
     """
+    causes = {cause for cause in NODE_CAUSES if policy.get(cause) != "stop"}
     found = []
     for event in [event for event in run.read_events() if event["event"] == "attempt_started"]:
         attempt = event["attempt"]
         verdict = last.get(attempt) or run.read_json(run.verdict(attempt))
-        node = maybe_node_of_rank(verdict.get("rank"), event["nodes"], event["world_size"])
-        if verdict.get("cause") in NODE_CAUSES - policy.keys() and node is not None:
-            found.append(NodeFailure(attempt, verdict["time"], node))
+        if verdict.get("cause") in causes:
+            by_rank = maybe_node_of_rank(verdict.get("rank"), event["nodes"], event["world_size"])
+            if (node := verdict.get("node") or by_rank) is not None:
+                found.append(NodeFailure(attempt, verdict["time"], node))
     return found
 
 
@@ -109,12 +111,16 @@ def find_blame(run: RunFolder, plan: LaunchPlan, last: Mapping[int, Mapping[str,
     return Blame(tuple(failures), tuple(node for node in bad if node not in kept_nodes(plan)))
 
 
-def excluded(plan: LaunchPlan, bad: Sequence[str]) -> str:
-    """Bad nodes and those that the spec excludes, as sbatch takes them; empty without any."""
-    asked = plan.sbatch.get("exclude")
-    return ",".join([*([str(asked)] if asked else []), *bad])
+def excluded(own: str, before: frozenset[str], bad: Sequence[str]) -> str:
+    """What the next job must not get, as sbatch takes it: empty without any.  Pure.
+
+    own: the host list that this job must not get.  before: nodes that were ever left out of the run as bad; those of
+    them that are bad no more come back.  bad: nodes that are bad now.
+    """
+    kept = [node for node in (expand_nodelist(own) if own else ()) if node not in before]
+    return ",".join([*kept, *(node for node in bad if node not in kept)])
 
 
-def has_excluded(run: RunFolder) -> bool:
-    """Whether a node was ever left out: then the list of a waiting job may have to change."""
-    return any(event["event"] == "node_excluded" for event in run.read_events())
+def excluded_before(run: RunFolder) -> frozenset[str]:
+    """Nodes that were ever left out of a run as bad."""
+    return frozenset(event["node"] for event in run.read_events() if event["event"] == "node_excluded")

@@ -209,6 +209,7 @@ class JobTerms:
 
     may_be_requeued: bool
     is_batch: bool  # there is a script that could run again; not in salloc
+    excluded: str = ""  # nodes that it must not get: a host list
 
 
 def job_terms(job_id: str, environ: Mapping[str, str]) -> JobTerms:
@@ -217,8 +218,12 @@ def job_terms(job_id: str, environ: Mapping[str, str]) -> JobTerms:
     Raises SlurmError: no answer.
     """
     shown = run(["scontrol", "show", "job", job_id], environ)
-    # BatchFlag counts the starts of the script: 2 after a requeue.
-    return JobTerms(" Requeue=0 " not in shown, re.search(r" BatchFlag=[1-9]", shown) is not None)
+    excluded = re.search(r" ExcNodeList=(\S+)", shown)
+    return JobTerms(
+        may_be_requeued=" Requeue=0 " not in shown,
+        is_batch=re.search(r" BatchFlag=[1-9]", shown) is not None,  # counts the starts: 2 after a requeue
+        excluded=excluded[1] if excluded and excluded[1] != "(null)" else "",
+    )
 
 
 def update_job(job_id: str, change: str, environ: Mapping[str, str]) -> None:

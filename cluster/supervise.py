@@ -20,6 +20,7 @@ from pathlib import Path
 from cluster import address, rank, slurm
 from cluster.allocation import expand_nodelist, expand_task_list
 from cluster.chain import Chain, find_chain
+from cluster.exclude import Blame
 from cluster.history import gather, note_lost_attempts, read_history, record_end
 from cluster.job import Job, find_job
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
@@ -125,7 +126,7 @@ def make_attempts(
         attempt, verdict = run_attempt(run, plan, stop, job, environ)
         history = read_history(run, attempt - 1)
         history.append(Past(verdict.cause, max(manifest_steps(run.checkpoints), default=0)))
-        blame = chain.blame(attempt, verdict.cause, verdict.rank)
+        blame = chain.blame(attempt, verdict)
         history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
         run.check_owner(attempt)
@@ -135,14 +136,20 @@ def make_attempts(
             if not stop.is_set():
                 continue
             decision = choose(history, run, plan, stop, job)
-        if decision.action == "requeue":
-            blame.tell(run, attempt, job.job_id)
-            chain.go_on(verdict.cause, attempt)
-        elif is_over(decision, verdict.cause, run.read_json(run.stop_mark) or None):
-            chain.end(verdict.cause)
-        else:
-            chain.keep()
+        leave(run, verdict, decision, blame, chain, attempt)
         return verdict.exit_code
+
+
+def leave(run: RunFolder, verdict: Verdict, decision: Decision, blame: Blame, chain: Chain, attempt: int) -> None:
+    """Settle what becomes of the run when this job has ended."""
+    if is_over(decision, verdict.cause, run.read_json(run.stop_mark) or None):
+        chain.end(verdict.cause)
+        return
+    blame.tell(run, attempt, chain.job.job_id)
+    if decision.action == "requeue":
+        chain.go_on(verdict.cause, attempt)
+    else:
+        chain.leave_to_slurm()
 
 
 def maybe_exit_code_by_marks(run: RunFolder) -> int | None:

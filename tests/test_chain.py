@@ -9,6 +9,7 @@ import pytest
 from cluster.chain import Chain, find_chain
 from cluster.job import Job
 from cluster.runs import RunFolder, SupersededError
+from cluster.verdict import Verdict
 from tests.executables import put_answer, put_executable
 from tests.test_launch import make_plan
 
@@ -70,11 +71,11 @@ def add_successors(chain: Chain, *job_ids: str) -> None:
 def test_mode_and_slurms_terms_say_how_a_run_goes_on(
     folder: Path, mode: str, shown: str, is_used: bool, may_begin: bool, updates: list[str]
 ) -> None:
-    told = f'echo "scontrol $*" >> {folder}/asked; printf "{shown}"'
+    told = f'echo "scontrol $*" >> {folder}/asked; printf "{shown}   ReqNodeList=(null) ExcNodeList=n9\n"'
     put_executable(folder / "bin", "scontrol", told)
     chain = make_chain(folder, requeue_mode=mode)
     found = find_chain(chain.run, chain.plan, chain.job)
-    assert (found.is_used, found.may_begin) == (is_used, may_begin)
+    assert (found.is_used, found.may_begin, found.own_excluded) == (is_used, may_begin, "n9")
     assert [words for words in asked(folder, "scontrol") if words.startswith("update")] == updates
 
 
@@ -168,7 +169,8 @@ def test_job_that_slurm_requeues_has_no_successor(folder: Path) -> None:
 
 
 def test_requeued_job_does_without_the_nodes_that_were_excluded(folder: Path) -> None:
-    with make_chain(folder, is_used=False, sbatch={"exclude": "n9"}) as chain:
+    with make_chain(folder, is_used=False) as chain:
+        chain.own_excluded = "n9"
         chain.run.append_event("node_excluded", attempt=1, job_id="17", node="n2")
         for attempt in (1, 2):
             nodes = {"nodes": ["n1", "n2"], "world_size": 2}
@@ -177,6 +179,22 @@ def test_requeued_job_does_without_the_nodes_that_were_excluded(folder: Path) ->
             chain.run.verdict(attempt).write_text(verdict)
         chain.go_on("killed", 2)
     assert asked(folder, "scontrol") == ["requeue 17", "update JobId=17 ExcNodeList=n9,n2"]
+
+
+@pytest.mark.parametrize(("is_used", "updated"), [(False, "17"), (True, "18")], ids=["requeued by Slurm", "successor"])
+def test_job_that_waits_when_slurm_has_decided_gets_the_excluded_nodes_too(
+    folder: Path, is_used: bool, updated: str
+) -> None:
+    put_state(folder, "PENDING")
+    with make_chain(folder, is_used=is_used) as chain:
+        add_successors(chain, "18")
+        chain.leave_to_slurm()
+        assert asked(folder, "scontrol") == []
+        chain.own_excluded = "n[8-9]"
+        chain.run.append_event("node_excluded", attempt=1, job_id="17", node="n8")
+        chain.leave_to_slurm()
+    assert asked(folder, "scontrol") == [f"update JobId={updated} ExcNodeList=n9"]
+    assert asked(folder, "scancel") == []
 
 
 @pytest.mark.parametrize(("is_used", "is_marked"), [(True, True), (False, False)])
@@ -200,6 +218,7 @@ def test_node_is_blamed_only_when_the_job_can_do_without_it(
     for attempt in (1, 2):
         nodes = {"nodes": ["n1", "n2"], "world_size": 2}
         chain.run.append_event("attempt_started", attempt=attempt, job_id="17", **nodes)
-    assert chain.blame(1, "killed", 1).bad == ()
+    killed = Verdict("failed", "killed", "", 1, rank=1)
+    assert chain.blame(1, killed).bad == ()
     chain.run.verdict(1).write_text('{"time": "2999-01-01T00:00:00.000Z", "cause": "killed", "rank": 1}')
-    assert chain.blame(2, "killed", 1).bad == bad
+    assert chain.blame(2, killed).bad == bad

@@ -58,9 +58,9 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def add_attempt(run: RunFolder, attempt: int, cause: str, rank: int | None) -> None:
+def add_attempt(run: RunFolder, attempt: int, cause: str, rank: int | None, node: str | None = None) -> None:
     run.append_event("attempt_started", attempt=attempt, job_id="17", nodes=NODES, world_size=4)
-    write_json(run.verdict(attempt), {"time": utc_now(), "cause": cause, "rank": rank})
+    write_json(run.verdict(attempt), {"time": utc_now(), "cause": cause, "rank": rank, "node": node})
 
 
 def plan_with(**flags: str) -> LaunchPlan:
@@ -77,6 +77,12 @@ def test_killed_and_hung_ranks_speak_against_their_nodes_and_failures_of_the_pro
     )
 
 
+def test_node_that_srun_named_as_dead_needs_no_rank(run: RunFolder) -> None:
+    for attempt in (1, 2):
+        add_attempt(run, attempt, "node failure", None, node="n3")
+    assert find_blame(run, plan_with(), {}).bad == ("n3",)
+
+
 def test_attempt_without_a_verdict_yet_counts_by_what_is_known_of_it(run: RunFolder) -> None:
     add_attempt(run, 1, "killed", 1)
     run.append_event("attempt_started", attempt=2, job_id="17", nodes=NODES, world_size=4)
@@ -84,10 +90,13 @@ def test_attempt_without_a_verdict_yet_counts_by_what_is_known_of_it(run: RunFol
     assert find_blame(run, plan_with(), {2: {"cause": "killed", "rank": 1, "time": utc_now()}}).bad == ("n2",)
 
 
-def test_node_that_the_spec_asks_for_is_not_left_out_and_the_specs_policy_stands(run: RunFolder) -> None:
+def test_node_that_the_spec_asks_for_is_not_left_out_and_neither_where_a_killed_rank_is_to_stop_the_run(
+    run: RunFolder,
+) -> None:
     add_attempt(run, 1, "killed", 1)
     add_attempt(run, 2, "killed", 1)
     assert find_blame(run, plan_with(nodelist="n[2-3]"), {}).bad == ()
+    assert find_blame(run, replace(plan_with(), policy={"killed": "requeue"}), {}).bad == ("n2",)
     assert find_blame(run, replace(plan_with(), policy={"killed": "stop"}), {}) == Blame()
 
 
@@ -102,21 +111,26 @@ def test_failures_of_a_bad_node_are_laid_on_it_and_not_on_the_run() -> None:
 def test_only_the_node_of_this_attempt_is_told(run: RunFolder) -> None:
     blame = Blame((NodeFailure(1, NOW, "n2"), NodeFailure(3, NOW, "n2"), NodeFailure(4, NOW, "n3")), ("n2",))
     blame.tell(run, 4, "17")
-    assert not exclude.has_excluded(run)
+    assert exclude.excluded_before(run) == frozenset()
     blame.tell(run, 3, "17")
     (event,) = run.read_events()
     assert (event["event"], event["attempt"], event["job_id"], event["node"]) == ("node_excluded", 3, "17", "n2")
-    assert exclude.has_excluded(run)
+    assert exclude.excluded_before(run) == {"n2"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "bad", "words"),
+    ("own", "before", "bad", "words"),
     [
-        ({}, (), ""),
-        ({}, ("n2", "n4"), "n2,n4"),
-        ({"exclude": "n[7,9]"}, ("n2",), "n[7,9],n2"),
-        ({"exclude": "x"}, (), "x"),
+        ("", [], [], ""),
+        ("", ["n2"], ["n2", "n4"], "n2,n4"),
+        ("n[7,9]", [], ["n2"], "n7,n9,n2"),
+        ("n[2,7]", ["n2"], [], "n7"),
+        ("n[2,7]", ["n2"], ["n2"], "n7,n2"),
+        ("n2", [], ["n2"], "n2"),
     ],
+    ids=["none", "bad ones", "beside the user's own", "comes back", "stays away", "the user's own"],
 )
-def test_specs_own_exclusions_stay(flags: dict[str, str], bad: tuple[str, ...], words: str) -> None:
-    assert exclude.excluded(plan_with(**flags), bad) == words
+def test_users_own_exclusions_stay_and_a_node_comes_back_when_it_is_bad_no_more(
+    own: str, before: list[str], bad: list[str], words: str
+) -> None:
+    assert exclude.excluded(own, frozenset(before), bad) == words

@@ -82,7 +82,7 @@ def test_only_the_supervisor_decides_what_an_end_means() -> None:
         for module in ("cluster.verdict", "cluster.requeue", "cluster.history", "cluster.job")
     }
     assert users == {
-        "cluster.verdict": ["cluster/history.py", "cluster/supervise.py"],
+        "cluster.verdict": ["cluster/chain.py", "cluster/history.py", "cluster/supervise.py"],
         "cluster.requeue": ["cluster/exclude.py", "cluster/history.py", "cluster/supervise.py"],
         "cluster.history": ["cluster/supervise.py"],
         "cluster.job": ["cluster/chain.py", "cluster/history.py", "cluster/predecessor.py", "cluster/supervise.py"],

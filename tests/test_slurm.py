@@ -252,9 +252,14 @@ def test_states_of_several_jobs_are_one_question_and_forgotten_jobs_are_left_out
     [
         ("   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0\n", JobTerms(True, True)),
         ("   Requeue=0 Restarts=0 BatchFlag=2 Reboot=0 ExitCode=0:0\n", JobTerms(False, True)),
+        (
+            "   Requeue=0 Restarts=0 BatchFlag=1\n   ReqNodeList=(null) ExcNodeList=n[1,3]\n",
+            JobTerms(False, True, "n[1,3]"),
+        ),
+        ("   Requeue=0 Restarts=0 BatchFlag=1\n   ReqNodeList=(null) ExcNodeList=(null)\n", JobTerms(False, True)),
         ("   Requeue=1 Restarts=0 BatchFlag=0 Reboot=0 ExitCode=0:0\n", JobTerms(True, False)),
     ],
-    ids=["requeued by Slurm", "not requeued", "salloc"],
+    ids=["requeued by Slurm", "not requeued", "nodes excluded", "no nodes excluded", "salloc"],
 )
 def test_terms_of_a_job_are_what_scontrol_shows(tmp_path: Path, shown: str, terms: JobTerms) -> None:
     put_answer(tmp_path, "scontrol", f"JobId=7 JobName=demo\n{shown}")

@@ -17,6 +17,7 @@ from tests.slurm.test_comeback import (
     check_equal,
     environ,
     hold_still,
+    node_state,
     preempt,
     start_raw,
     start_run,
@@ -144,6 +145,37 @@ def test_bad_node_is_left_out_of_the_successor_that_waits(
     check_equal(run, undisturbed, ["killed", "killed"])
     assert bad not in events_of(run, "attempt_started")[2]["nodes"]
     assert [job_field(job, "ExcNodeList", environ) for job in jobs_of(run)] == ["(null)", bad, bad]
+
+
+@pytest.mark.long
+def test_node_that_dies_twice_is_left_out_though_it_is_back_and_slurm_requeues(
+    tmp_path: Path, staged_data: Path, environ: dict[str, str]
+) -> None:
+    text = where(more="tasks_per_node: 2\n").replace("nodes: 4", "nodes: 2")
+    run, job_id = start_run(tmp_path, staged_data, environ, text)
+    bad = events_of(run, "attempt_started")[0]["nodes"][1]
+    for attempt in (1, 2):
+        training.wait_for("the ranks", lambda number=attempt: len(events_of(run, "first_step")) == number)
+        try:
+            update_node(bad, "State=down", environ)
+            training.wait_for("the verdict", run.verdict(attempt).exists)
+            training.wait_for("Slurm's requeue", lambda: job_field(job_id, "JobState", environ) == "PENDING")
+        finally:
+            if "DOWN" in node_state(bad, environ):  # it may have registered again
+                update_node(bad, "State=resume", environ)
+    wait_until_finished(run, environ)
+    verdicts = [json.loads(run.verdict(number).read_text()) for number in (1, 2)]
+    assert [(verdict["cause"], verdict["node"], verdict["action"]) for verdict in verdicts] == [
+        ("node failure", bad, "leave")
+    ] * 2
+    assert [event["node"] for event in events_of(run, "node_excluded")] == [bad]
+    assert bad not in events_of(run, "attempt_started")[2]["nodes"]
+    assert job_field(job_id, "ExcNodeList", environ) == bad
+
+
+def update_node(node: str, change: str, environ: Mapping[str, str]) -> None:
+    """Take a node down, or bring it back."""
+    subprocess.run(["scontrol", "update", f"NodeName={node}", change, "Reason=test"], env=environ, check=True)
 
 
 @pytest.mark.long
