@@ -19,6 +19,7 @@ from cluster.job import Job, insist
 from cluster.owner import SUCCESSOR_ROUTE, job_ids, jobs_since_submission
 from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder, SupersededError, utc_now
+from cluster.signals import held_back
 from cluster.verdict import Verdict
 
 log = logging.getLogger("run")
@@ -46,7 +47,8 @@ class Chain:
     ) -> None:
         """Leave no job behind, unless the run goes on or somebody else has it."""
         if not self.is_kept and kind is not SupersededError:
-            self.take_away()
+            with held_back():  # TERM from Slurm would end the commands, too
+                self.take_away()
 
     @property
     def is_put_in_beforehand(self) -> bool:

@@ -38,7 +38,7 @@ from cluster.runs import (
     make_logger,
     manifest_steps,
 )
-from cluster.signals import StopFlag
+from cluster.signals import StopFlag, held_back
 from cluster.verdict import Verdict, judge
 
 log = logging.getLogger("run")
@@ -146,10 +146,12 @@ def leave(run: RunFolder, verdict: Verdict, decision: Decision, blame: Blame, ch
         chain.end(verdict.cause)
         return
     blame.tell(run, attempt, chain.job.job_id)
-    if decision.action == "requeue":
-        chain.go_on(verdict.cause, attempt)
-    else:
-        chain.leave_to_slurm()
+    # A requeue sends TERM to all processes of the job, the scontrol that comes next included (seen on 24.11).
+    with held_back():
+        if decision.action == "requeue":
+            chain.go_on(verdict.cause, attempt)
+        else:
+            chain.leave_to_slurm()
 
 
 def maybe_exit_code_by_marks(run: RunFolder) -> int | None:

@@ -103,6 +103,15 @@ def test_supervisor_that_breaks_leaves_no_successor_in_the_queue(folder: Path) -
     assert asked(folder, "scancel") == ["--state=PENDING 18"]
 
 
+def test_slurms_signals_do_not_end_the_command_that_takes_successors_away(folder: Path) -> None:
+    put_state(folder, "PENDING")
+    survive = f'kill -TERM $$; kill -USR2 $$; echo "scancel $*" >> {folder}/asked'
+    put_executable(folder / "bin", "scancel", survive)
+    with make_chain(folder) as chain:
+        add_successors(chain, "18")
+    assert asked(folder, "scancel") == ["--state=PENDING 18"]
+
+
 def test_superseded_supervisor_touches_no_successor(folder: Path) -> None:
     put_state(folder, "PENDING")
     with pytest.raises(SupersededError), make_chain(folder) as chain:
