@@ -71,7 +71,7 @@ def end(run: RunFolder, owner: Owner, environ: Mapping[str, str]) -> Answer:
     Raises SlurmError: Slurm refused or did not answer.
     """
     if owner.maybe_pid is None:
-        slurm.run(["scancel", owner.job_id], environ)
+        slurm.run(["scancel", *reversed(owner.behind), owner.job_id], environ)  # the last first: none is to start
         return Answer("cancelled", f"job {owner.job_id} was cancelled; run folder: {run.path}", 0, owner.job_id)
     with contextlib.suppress(ProcessLookupError):  # it has ended since we looked
         os.kill(owner.maybe_pid, signal.SIGTERM)

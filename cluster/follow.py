@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from cluster import slurm
+from cluster.owner import maybe_owner
 from cluster.plan import LaunchPlan
 from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 
@@ -80,7 +81,7 @@ class LocalWatch:
 
 @dataclass
 class SlurmWatch:
-    """A job in Slurm's queue."""
+    """A job in Slurm's queue, and those that go on when it has ended."""
 
     run: RunFolder
     job_id: str
@@ -98,11 +99,11 @@ class SlurmWatch:
         if not self._ended and time.monotonic() - self._asked_s >= ASK_S:
             self._asked_s = time.monotonic()
             try:
-                job = slurm.maybe_job_state(self.job_id, self.environ)
+                job = maybe_owner(self.run, self.environ) or slurm.maybe_job_state(self.job_id, self.environ)
             except slurm.SlurmError as error:
                 print(f"Slurm does not answer; asking again: {error}", file=sys.stderr)
             else:
-                self._ended = slurm.has_ended(job)
+                self._ended = job is None or job.state in slurm.ENDED_STATES
                 self.state, self.reason = (job.state, job.reason) if job else ("gone", "")
         return self._ended or self.run.summary.exists()
 

@@ -3,9 +3,10 @@
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from cluster import slurm
 from cluster.plan import LaunchPlan
@@ -13,6 +14,23 @@ from cluster.plan import LaunchPlan
 log = logging.getLogger("run")
 
 ASK_AGAIN_S = 2.0
+
+Answer = TypeVar("Answer")
+
+
+def insist(ask: Callable[[], Answer]) -> Answer:
+    """Ask Slurm again and again while it does not answer, until this process is killed.
+
+    Raises SlurmError: it refuses.
+    """
+    while True:
+        try:
+            return ask()
+        except slurm.SlurmError as error:
+            if not slurm.is_unreached(error):
+                raise
+            log.warning("asking Slurm again: %s", error)
+            time.sleep(ASK_AGAIN_S)
 
 
 @dataclass

@@ -6,7 +6,7 @@ Verbs ask it whom to tell, and a resumption whether anybody is left.
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from cluster import slurm
 from cluster.runs import RunFolder
 
 LOCAL_ROUTES = frozenset(("local", "direct"))  # no job of Slurm: a supervisor on one machine, or jobs.train by itself
+SUCCESSOR_ROUTE = "successor"  # a job that waits behind another of the same run
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Owner:
     job_id: str  # Slurm's; on the local route submitit's
     state: str  # Slurm's word, such as PENDING; RUNNING for a process
     maybe_pid: int | None = None  # who takes stop signals; None for a job
+    reason: str = ""  # Slurm's, such as Priority
+    behind: tuple[str, ...] = ()  # successors that wait in the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +39,43 @@ class Answer:
     job_id: str = ""  # empty where there was none
 
 
+def jobs_since_submission(run: RunFolder) -> list[dict[str, Any]]:
+    """The events of the newest submission by hand and of its successors; empty when it was cut short before it."""
+    submitted = [event for event in run.read_events() if event["event"] == "submitted"]
+    by_hand = [place for place, event in enumerate(submitted) if event.get("route") != SUCCESSOR_ROUTE]
+    return submitted[by_hand[-1] :] if by_hand else submitted
+
+
+def job_ids(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The jobs of some submissions, oldest first."""
+    return [str(event["job_id"]) for event in events if event["job_id"]]
+
+
 def last_submission(run: RunFolder) -> dict[str, Any]:
     """The event of the newest submission; empty when a submission was cut short before it."""
-    submitted = [event for event in run.read_events() if event["event"] == "submitted"]
-    return submitted[-1] if submitted else {}
+    return (jobs_since_submission(run) or [{}])[-1]
 
 
 def maybe_owner(run: RunFolder, environ: Mapping[str, str]) -> Owner | None:
     """What runs a run now, or will; None when nobody does, as far as this machine and Slurm can tell.
+
+    Of a chain of jobs it is the newest that has started, or else the first that waits.
 
     Raises SlurmError: Slurm did not say.
     """
     submission = last_submission(run)
     if submission.get("route") in LOCAL_ROUTES:
         return maybe_process(run, submission)
-    job_id = submission.get("job_id", "")
-    job = slurm.maybe_job_state(job_id, environ) if job_id else None
-    return None if job is None or slurm.has_ended(job) else Owner(job_id, job.state)
+    ids = job_ids(jobs_since_submission(run))
+    states = slurm.job_states(ids, environ)
+    alive = [job_id for job_id in ids if job_id in states and not slurm.has_ended(states[job_id])]
+    if not alive:
+        return None
+    waiting = [job_id for job_id in alive if states[job_id].state == "PENDING"]
+    started = [job_id for job_id in alive if job_id not in waiting]
+    owner = started[-1] if started else waiting[0]
+    behind = tuple(job_id for job_id in waiting if job_id != owner)
+    return Owner(owner, states[owner].state, reason=states[owner].reason, behind=behind)
 
 
 def maybe_process(run: RunFolder, submission: Mapping[str, Any]) -> Owner | None:

@@ -46,6 +46,9 @@ class LaunchPlan:
     threads_per_rank: int
     max_failures: int  # of the program, since the last progress
     policy: Mapping[str, str]  # cause -> action, in place of requeue.POLICY's
+    requeue_mode: str  # auto, requeue or successor
+    num_successors: int  # put in beforehand, where submit_from says so
+    submit_from: str  # who submits successors: job or login
     is_elastic: bool = False  # takes fewer nodes than num_nodes; the allocation says how many
     maybe_visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES at a local submission, put back for the ranks
 
@@ -76,6 +79,9 @@ def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpu
         threads_per_rank=spec.train.threads_per_rank,
         max_failures=spec.requeue.max_failures,
         policy={str(cause): action for cause, action in spec.requeue.policy.items()},
+        requeue_mode=spec.requeue.mode,
+        num_successors=spec.requeue.successors,
+        submit_from=spec.requeue.submit_from,
         is_elastic=spec.min_nodes < spec.max_nodes,
         maybe_visible_gpus=maybe_visible_gpus,
     )
@@ -106,7 +112,7 @@ def sbatch_flags(spec: "JobSpec", run: RunFolder) -> dict[str, FlagValue]:
         "mail-type": spec.mail_type,
         # Explicit, since a site's JobRequeue=0 would refuse `scontrol requeue` otherwise; append, since a requeued
         # job truncates its files by default; no B:, since the ranks are job steps and the batch step is not signalled.
-        "requeue": True,
+        ("no-requeue" if spec.requeue.mode == "successor" else "requeue"): True,
         "open-mode": "append",
         "signal": f"{STOP_SIGNAL}@{spec.signal_lead_s}",
         "output": f"{literal_path(run.logs)}/{run.batch_log('%j').name}",

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,9 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
         raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None
     write_atomic(run.spec, dump_spec(spec))
     run.append_event("submitted", attempt=0, job_id=job_id, route="sbatch")
-    write_plan(make_plan(spec, run, python=python_at(sys.executable)), run)
+    plan = make_plan(spec, run, python=python_at(sys.executable))
+    # requeue.submit_from: login is for cluster.submit; here nobody has put successors in beforehand.
+    write_plan(replace(plan, submit_from="job"), run)
     index.register(run, job_id, environ)
     return run
 

@@ -33,6 +33,7 @@ POLICY: Mapping[str, Rule] = {
     "time limit": Rule("requeue"),
     "node failure": Rule("leave", counts=False),  # Slurm requeues
     "requeued": Rule("leave", counts=False),  # Slurm does
+    "bad node": Rule("requeue", counts=False),  # the node's fault, which the next job does without
     "lost": Rule("leave", counts=False),  # an attempt whose supervisor died
     "killed": Rule("restart"),
     "hang": Rule("restart"),
@@ -116,6 +117,18 @@ def ask_slurm(wanted: Decision, maybe_job: JobState | None, is_on_slurm: bool) -
     if wanted.action == "restart" and (is_timed_out or (left is not None and left < LEAVING_S)):
         return Decision("requeue", f"{left or 0:.0f} s are left of the time limit")
     return wanted
+
+
+def is_over(decision: Decision, cause: str, maybe_mark: Mapping[str, object] | None) -> bool:
+    """Whether a run does not go on by itself, whoever may be waiting behind this job.
+
+    Where Slurm has decided (a preemption without grace, a dead node), it does.
+    """
+    if decision.action in ("restart", "requeue"):
+        return False
+    if decision.action == "stop" or cause in ("finished", "usage", "user cancel"):
+        return True
+    return cause == "stopped" if maybe_mark is None else not maybe_mark.get("requeue")
 
 
 def made_progress(history: Sequence[Past], place: int) -> bool:

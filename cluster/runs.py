@@ -68,6 +68,11 @@ class RunFolder:
         return self.path / "job.sbatch"
 
     @property
+    def successor_script(self) -> Path:
+        """The batch script of the jobs that go on where Slurm does not requeue."""
+        return self.path / "successor.sbatch"
+
+    @property
     def submitit(self) -> Path:
         """submitit's own files."""
         return self.path / "submitit"

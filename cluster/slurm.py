@@ -29,6 +29,13 @@ ENDED_STATES = frozenset(
 )
 
 
+# Of a controller that is away, busy or restarting; the text after a refusal is Slurm's reason.
+UNREACHED = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|no answer within|Unexpected message received"
+    r"|Zero Bytes were transmitted"
+)
+
+
 class SlurmError(RuntimeError):
     """A Slurm command failed, or Slurm did not answer."""
 
@@ -65,6 +72,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float = A
     return done.stdout
 
 
+def is_unreached(error: SlurmError) -> bool:
+    """Whether Slurm did not answer, as against a refusal; what was asked for may have been done all the same."""
+    return UNREACHED.search(str(error)) is not None
+
+
 def literal_path(path: Path) -> str:
     """A path for --output, in which Slurm would expand % and what follows it; sbatch(1), "filename pattern"."""
     return str(path).replace("%", "%%")
@@ -95,6 +107,20 @@ def maybe_seconds(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def job_states(job_ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+    """What squeue says of each job that Slurm still knows, in one question.
+
+    Raises SlurmError: no answer.
+    """
+    if len(job_ids) < 2:
+        found = {job_id: maybe_job_state(job_id, environ) for job_id in job_ids}
+        return {job_id: state for job_id, state in found.items() if state is not None}
+    # Of several jobs squeue leaves out those that it has forgotten.
+    answer = run(["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", "%A|%T|%r|%N|%L"], environ)
+    lines = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]
+    return {job_id: JobState(state, reason, nodes, maybe_seconds(left)) for job_id, state, reason, nodes, left in lines}
 
 
 def has_ended(job: JobState | None) -> bool:
@@ -128,6 +154,92 @@ def requeue(job_id: str, environ: Mapping[str, str]) -> None:
     except SlurmError as error:
         if "pending execution" not in str(error):
             raise
+
+
+def submit(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Submit a batch script; returns the job id.
+
+    words: long options, the script, and its arguments.
+
+    Raises SlurmError: refused, or no answer; then Slurm may have taken the job all the same.
+    """
+    answer = run(["sbatch", "--parsable", *words], environ)
+    job_id = maybe_submitted_id(answer)
+    if job_id is None:
+        raise SlurmError(f"no job id in what sbatch printed: {answer!r}")
+    return job_id
+
+
+def maybe_submitted_id(answer: str) -> str | None:
+    """The job id in what `sbatch --parsable` printed: the last line that is digits, with a cluster's name or without.
+
+    A site's wrapper may print banners before it, with numbers in them.
+    """
+    found = [match for match in (re.fullmatch(r"(\d+)(;\S+)?", line.strip()) for line in answer.splitlines()) if match]
+    return found[-1][1] if found else None
+
+
+def would_start(words: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether there are nodes for a job, be they busy.  words: as for submit().
+
+    Raises SlurmError: no answer.
+    """
+    try:
+        run(["sbatch", "--test-only", *words], environ)
+    except SlurmError as error:
+        if "allocation failure" not in str(error):
+            raise
+        return False
+    return True
+
+
+def maybe_recorded_state(job_id: str, environ: Mapping[str, str]) -> str | None:
+    """A job's end by accounting, such as CANCELLED; None when it knows none.
+
+    Raises SlurmError: no answer, or there is no accounting.
+    """
+    answer = run(["sacct", "--noheader", "--allocations", "--parsable2", "--format=State", f"--jobs={job_id}"], environ)
+    words = answer.split()  # "CANCELLED by 1000"
+    return words[0] if words else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """On which terms a job runs."""
+
+    may_be_requeued: bool
+    is_batch: bool  # there is a script that could run again; not in salloc
+    excluded: str = ""  # nodes that it must not get: a host list
+
+
+def job_terms(job_id: str, environ: Mapping[str, str]) -> JobTerms:
+    """What `scontrol show job` says about coming back.
+
+    Raises SlurmError: no answer.
+    """
+    shown = run(["scontrol", "show", "job", job_id], environ)
+    excluded = re.search(r" ExcNodeList=(\S+)", shown)
+    return JobTerms(
+        may_be_requeued=" Requeue=0 " not in shown,
+        is_batch=re.search(r" BatchFlag=[1-9]", shown) is not None,  # counts the starts: 2 after a requeue
+        excluded=excluded[1] if excluded and excluded[1] != "(null)" else "",
+    )
+
+
+def update_job(job_id: str, change: str, environ: Mapping[str, str]) -> None:
+    """Change one property of a job: `Requeue=0`, `ExcNodeList=n1` (of a pending job only).
+
+    Raises SlurmError: Slurm refused or did not answer.
+    """
+    run(["scontrol", "update", f"JobId={job_id}", change], environ)
+
+
+def cancel_pending(job_ids: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Take jobs out of the queue; those that have started or ended stay as they are.
+
+    Raises SlurmError: Slurm refused or did not answer.
+    """
+    run(["scancel", "--state=PENDING", *job_ids], environ)
 
 
 def maybe_error_path(job_id: str, environ: Mapping[str, str]) -> Path | None:

@@ -176,6 +176,12 @@ class RequeueSpec(_Section):
     """Failures of the program, such as an exception, to survive; counted since the last progress."""
     policy: dict[Cause, Literal["restart", "requeue", "stop"]] = {}
     """What is done after an attempt, by what ended it, in place of the default: `{exception: stop, disk: requeue}`."""
+    mode: Literal["auto", "requeue", "successor"] = "auto"
+    """How the run gets its next job: it is requeued, or has a successor wait behind it; auto: as Slurm lets it."""
+    submit_from: Literal["job", "login"] = "job"
+    """Who submits successors: each job the next one, or cluster.submit some beforehand where jobs can't do that."""
+    successors: Annotated[int, Field(ge=1, le=100)] = 3
+    """How many are put in beforehand, with submit_from: login."""
 
 
 class FaultSpec(_Section):

@@ -30,6 +30,7 @@ def contradictions(spec: "JobSpec") -> Iterator[Contradiction]:
     yield from _resource_rules(spec)
     yield from _train_rules(spec)
     yield from _dataset_rules(spec)
+    yield from _requeue_rules(spec)
     yield from _variable_rules(spec)
     yield from _fault_rules(spec)
 
@@ -104,6 +105,14 @@ def _dataset_rules(spec: "JobSpec") -> Iterator[Contradiction]:
     if dataset.accept_unpublished_md5 and not dataset.kind.startswith("cifar"):
         message = f"accept_unpublished_md5 is for the CIFAR archives, but kind is {dataset.kind}; leave it out"
         yield Contradiction((("dataset", "accept_unpublished_md5"), ("dataset", "kind")), message)
+
+
+def _requeue_rules(spec: "JobSpec") -> Iterator[Contradiction]:
+    if spec.requeue.submit_from == "login" and spec.requeue.mode != "successor":
+        message = (
+            f"submit_from: login puts successors in beforehand, but mode is {spec.requeue.mode}; use mode: successor"
+        )
+        yield Contradiction((("requeue", "submit_from"), ("requeue", "mode")), message)
 
 
 def _variable_rules(spec: "JobSpec") -> Iterator[Contradiction]:

@@ -84,6 +84,8 @@ def ask(run: RunFolder, owner: Owner, environ: Mapping[str, str]) -> Answer:
     if owner.maybe_pid is not None:
         return ask_process(run, owner, to_go_on)
     job_id = owner.job_id
+    if owner.behind and not run.read_json(run.stop_mark).get("requeue"):
+        slurm.cancel_pending(owner.behind[::-1], environ)  # the last first: none is to start
     if owner.state == "PENDING" and left_the_queue(job_id, environ):
         return Answer("dequeued", f"job {job_id} was taken out of the queue; {to_go_on}", 0, job_id)
     if owner.state in (*SIGNALLED_STATES, "PENDING") and signal_ranks(job_id, environ):
@@ -105,7 +107,7 @@ def ask_process(run: RunFolder, owner: Owner, to_go_on: str) -> Answer:
 
 def left_the_queue(job_id: str, environ: Mapping[str, str]) -> bool:
     """Take a job out of the queue, unless Slurm has started it meanwhile; returns whether it is out."""
-    slurm.run(["scancel", "--state=PENDING", job_id], environ)
+    slurm.cancel_pending([job_id], environ)
     return slurm.has_ended(slurm.maybe_job_state(job_id, environ))
 
 

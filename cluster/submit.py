@@ -26,7 +26,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster import index, rank
+from cluster import index, slurm, successor
+from cluster.environment import clean_environment
 from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at, write_plan
 from cluster.resume import prepare_resumption
@@ -43,21 +44,6 @@ from cluster.spec import JobSpec, dump_spec, faults_allowed, load_spec
 
 EXIT_REFUSED = 3  # Slurm said no
 YEAR_MIN = 365 * 24 * 60  # submitit's local executor ends a job after 2 minutes unless told otherwise
-
-# What a job of ours must not inherit from the job that we may be started in; sbatch and srun would take it as options.
-OUTER_JOB = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMI2?|PMIX|SUBMITIT|TORCHELASTIC)_")
-OUTER_RANK = frozenset(
-    (
-        *rank.TORCHRUN_VARIABLES,
-        "GROUP_RANK",
-        rank.MASTER_ADDR_VARIABLE,
-        rank.MASTER_PORTS_VARIABLE,
-        rank.TOKEN_VARIABLE,
-        rank.ATTEMPT_VARIABLE,
-        rank.KILL_WAIT_VARIABLE,
-    )
-)
-KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))  # which cluster to talk to, and as whom
 
 
 class SubmissionError(RuntimeError):
@@ -113,15 +99,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("a SPEC is needed, or --resume RUN")
     args.spec, args.overrides = (None, args.words) if args.resume else (Path(args.words[0]), args.words[1:])
     return args
-
-
-def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what an outer job or launcher left in it; where Slurm is stays."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in KEPT or not (OUTER_JOB.match(name) or name in OUTER_RANK)
-    }
 
 
 def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -220,6 +197,8 @@ def start(
             maybe_commit()
         run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, route=plan.cluster)
         index.register(run, job_id, environ)
+        if plan.submit_from == "login" and plan.cluster == "slurm":
+            put_in_beforehand(run, plan, job_id, environ)
 
     command = list(plan.supervisor) if plan.cluster == "slurm" else ["/bin/bash", str(run.script)]
     is_new = maybe_commit is None
@@ -235,6 +214,14 @@ def start(
         if error.filename != "sbatch":  # a full disk, say: the job may be in the queue, and its folder is left alone
             raise
         raise refusal(str(error), plan, run, is_new=is_new) from None
+
+
+def put_in_beforehand(run: RunFolder, plan: LaunchPlan, job_id: str, environ: Mapping[str, str]) -> None:
+    """Submit the job's successors; the job itself is in the queue, and stays there when they are refused."""
+    try:
+        successor.submit_beforehand(run, plan, job_id, environ)
+    except slurm.SlurmError as error:
+        print(f"not all of {plan.num_successors} successors were submitted: {error}", file=sys.__stderr__)
 
 
 @contextlib.contextmanager
@@ -306,7 +293,11 @@ def slurm_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str
 
         @staticmethod
         def _get_job_id_from_submission_command(string: bytes | str) -> str:
-            return job_id_of(string if isinstance(string, str) else string.decode())
+            answer = string if isinstance(string, str) else string.decode()
+            job_id = slurm.maybe_submitted_id(answer)
+            if job_id is None:
+                raise submitit.core.utils.FailedSubmissionError(f"no job id in what sbatch printed: {answer!r}")
+            return job_id
 
         def _submit_command(self, command: str) -> Any:  # noqa: ANN401
             job: Any = super()._submit_command(command)
@@ -335,19 +326,6 @@ def submitit_parameters(plan: LaunchPlan) -> dict[str, Any]:
         "wckey": None,
         "stderr_to_stdout": True,
     }
-
-
-def job_id_of(answer: str) -> str:
-    """The job id in what `sbatch --parsable` printed: the last line that is digits, with a cluster's name or without.
-
-    A site's wrapper may print banners before it, with numbers in them.
-    """
-    import submitit
-
-    found = [match for match in (re.fullmatch(r"(\d+)(;\S+)?", line.strip()) for line in answer.splitlines()) if match]
-    if not found:
-        raise submitit.core.utils.FailedSubmissionError(f"no job id in what sbatch printed: {answer!r}")
-    return found[-1][1]
 
 
 def announce(submitted: Submitted, *, as_json: bool, is_dry: bool) -> None:

@@ -19,11 +19,14 @@ from pathlib import Path
 
 from cluster import address, rank, slurm
 from cluster.allocation import expand_nodelist, expand_task_list
+from cluster.chain import Chain, find_chain
+from cluster.exclude import Blame
 from cluster.history import gather, note_lost_attempts, read_history, record_end
 from cluster.job import Job, find_job
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
 from cluster.plan import LaunchPlan, read_plan
-from cluster.requeue import Decision, Past, back_off_s, decide
+from cluster.predecessor import maybe_exit_code_by_predecessor
+from cluster.requeue import Decision, Past, back_off_s, decide, is_over
 from cluster.runs import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -35,7 +38,7 @@ from cluster.runs import (
     make_logger,
     manifest_steps,
 )
-from cluster.signals import StopFlag
+from cluster.signals import StopFlag, held_back
 from cluster.verdict import Verdict, judge
 
 log = logging.getLogger("run")
@@ -52,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.supervise", description="Start and watch a run's ranks.")
     parser.add_argument("target", type=Path, help="a run folder, or a spec on the raw sbatch route")
     parser.add_argument("overrides", nargs="*", help="section.key=value, with a spec only")
+    parser.add_argument("--after", metavar="JOB_ID", help="the job that this one succeeds in the same run folder")
     parser.add_argument("--detach", action="store_true", help="go on in a session of its own")
     args = parser.parse_intermixed_args(argv)
     if args.detach:
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_logger("super")
     try:
         run, plan = find_plan(args.target, args.overrides, os.environ)
-        return supervise(run, plan, stop, os.environ)
+        return supervise(run, plan, stop, os.environ, maybe_predecessor=args.after)
     except UsageError as error:
         log.error("%s", error)
         return EXIT_USAGE
@@ -87,9 +91,33 @@ def find_plan(target: Path, overrides: Sequence[str], environ: Mapping[str, str]
     return prepare(target, overrides, environ)
 
 
-def supervise(run: RunFolder, plan: LaunchPlan, stop: StopFlag, environ: Mapping[str, str]) -> int:
-    """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
+def supervise(
+    run: RunFolder,
+    plan: LaunchPlan,
+    stop: StopFlag,
+    environ: Mapping[str, str],
+    *,
+    maybe_predecessor: str | None = None,
+) -> int:
+    """One job's share of a run; returns the job's exit code.
+
+    maybe_predecessor: the job that this one succeeds.
+    """
     job = find_job(plan, environ)
+    with find_chain(run, plan, job) as chain:
+        maybe_code = maybe_exit_code_by_marks(run)
+        if maybe_code is None and maybe_predecessor is not None:
+            maybe_code = maybe_exit_code_by_predecessor(chain, maybe_predecessor)
+        if maybe_code is not None:
+            return maybe_code
+        chain.begin()
+        return make_attempts(run, plan, stop, job, chain, environ)
+
+
+def make_attempts(
+    run: RunFolder, plan: LaunchPlan, stop: StopFlag, job: Job, chain: Chain, environ: Mapping[str, str]
+) -> int:
+    """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
     while True:
         maybe_code = maybe_exit_code_by_marks(run)
         if maybe_code is not None:
@@ -98,6 +126,8 @@ def supervise(run: RunFolder, plan: LaunchPlan, stop: StopFlag, environ: Mapping
         attempt, verdict = run_attempt(run, plan, stop, job, environ)
         history = read_history(run, attempt - 1)
         history.append(Past(verdict.cause, max(manifest_steps(run.checkpoints), default=0)))
+        blame = chain.blame(attempt, verdict)
+        history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
         run.check_owner(attempt)
         record_end(run, verdict, decision, history[-1], attempt, job.job_id)
@@ -106,9 +136,22 @@ def supervise(run: RunFolder, plan: LaunchPlan, stop: StopFlag, environ: Mapping
             if not stop.is_set():
                 continue
             decision = choose(history, run, plan, stop, job)
-        if decision.action == "requeue":
-            put_back(run, verdict, attempt, job)
+        leave(run, verdict, decision, blame, chain, attempt)
         return verdict.exit_code
+
+
+def leave(run: RunFolder, verdict: Verdict, decision: Decision, blame: Blame, chain: Chain, attempt: int) -> None:
+    """Settle what becomes of the run when this job has ended."""
+    if is_over(decision, verdict.cause, run.read_json(run.stop_mark) or None):
+        chain.end(verdict.cause)
+        return
+    blame.tell(run, attempt, chain.job.job_id)
+    # A requeue sends TERM to all processes of the job, the scontrol that comes next included (seen on 24.11).
+    with held_back():
+        if decision.action == "requeue":
+            chain.go_on(verdict.cause, attempt)
+        else:
+            chain.leave_to_slurm()
 
 
 def maybe_exit_code_by_marks(run: RunFolder) -> int | None:
@@ -172,17 +215,6 @@ def wait_before_restart(seconds: float, stop: StopFlag) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and not stop.is_set():
         time.sleep(POLL_S)
-
-
-def put_back(run: RunFolder, verdict: Verdict, attempt: int, job: Job) -> None:
-    """Requeue the job; a refusal leaves the run resumable by hand, and says how."""
-    try:
-        slurm.requeue(job.requeue_id, job.environ)
-    except slurm.SlurmError as error:
-        log.error("Slurm did not requeue the job: %s; to go on: python -m cluster.submit --resume %s", error, run.path)
-        return
-    run.append_event("requeued", attempt=attempt, job_id=job.job_id, cause=verdict.cause)
-    log.info("requeued; Slurm holds a requeued job back for about two minutes (AuthInfo=cred_expire)")
 
 
 def read_shape(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[tuple[str, ...], Shape]:

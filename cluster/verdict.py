@@ -15,6 +15,7 @@ from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
 
 # "srun: error: n2: task 1: Exited with exit code 1", "srun: error: n3: tasks 4-5: Killed"; Slurm 22.05 and 24.11
 TASK_LINE = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
+NODE_LINE = re.compile(r"^srun: error: Node failure on ([\w.-]+)$")  # of one node; of several it has brackets
 EXITED = re.compile(r"^Exited with exit code (\d+)$")
 OUT_OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill|exceeded.*memory limit", re.IGNORECASE)
 
@@ -40,6 +41,7 @@ class Verdict:
     reason: str  # one line for the user
     exit_code: int  # of the job, if it ends here
     rank: int | None = None  # the rank that failed first, where one is known
+    node: str | None = None  # the node that died, where srun names one
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.maybe_stop is not None:  # all is saved: a rank that is killed while it leaves takes nothing away
         stop = evidence.maybe_stop
         reason = f"{cause or stop_cause(evidence)} ({stop['signal']}), saved at step {stop['step']}"
-        return Verdict("stopped", cause or stop_cause(evidence), reason, EXIT_STOPPED)
+        return Verdict("stopped", cause or stop_cause(evidence), reason, EXIT_STOPPED, node=maybe_dead_node(evidence))
     if cause is not None:
-        return Verdict("failed", cause, f"{cause}: the ranks were ended before they had saved", EXIT_FAILED)
+        reason = f"{cause}: the ranks were ended before they had saved"
+        return Verdict("failed", cause, reason, EXIT_FAILED, node=maybe_dead_node(evidence))
     killed = maybe_first_killed(evidence.failures, evidence.end)
     if killed is not None:
         return killed
@@ -84,6 +87,12 @@ def maybe_job_cause(job_lines: Sequence[str]) -> str | None:
         return None
     why = found[-1]["why"]
     return JOB_CAUSES.get(why.strip() if why else None, "requeued")
+
+
+def maybe_dead_node(evidence: Evidence) -> str | None:
+    """The node whose failure srun reports first."""
+    found = (NODE_LINE.match(line) for line in evidence.end.launcher_lines)
+    return next((match[1] for match in found if match), None)
 
 
 def stop_cause(evidence: Evidence) -> str:

@@ -11,7 +11,7 @@ from cluster.owner import Answer
 from cluster.runs import write_json
 from tests.conftest import StartSupervisor
 from tests.executables import put_answer
-from tests.test_stop import asked, make_run, put_slurm
+from tests.test_stop import asked, make_run, put_chain, put_slurm
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
@@ -21,6 +21,13 @@ def test_job_is_cancelled_in_whatever_state_it_is(tmp_path: Path, state: str) ->
     assert answer == Answer("cancelled", f"job 17 was cancelled; run folder: {run.path}", 0, "17")
     assert asked(tmp_path) == ["17"]
     assert sorted(run.read_json(run.cancel_mark)) == ["format_version", "time"]
+
+
+def test_successors_are_cancelled_before_the_job_that_they_wait_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    answer = cancel(run, put_chain(tmp_path, run, "RUNNING"))
+    assert answer == Answer("cancelled", f"job 17 was cancelled; run folder: {run.path}", 0, "17")
+    assert asked(tmp_path) == ["19 18 17"]
 
 
 def test_second_cancel_keeps_the_first_mark_and_asks_again(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_verdict_holds_the_end_its_cause_and_what_was_done(run: RunFolder) -> No
         "cause": "killed",
         "reason": "rank 1 was ended by a signal: SIGKILL",
         "rank": 1,
+        "node": None,
         "exit_code": 1,
         "action": "restart",
         "why": "for a reason",

@@ -17,7 +17,7 @@ STANDARD = sys.stdlib_module_names | {"cluster"}
 # Modules of which nothing but the standard library is needed: they run before, or without, what a spec needs.
 BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
-    "index", "plan", "supervise",
+    "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment",
 )  # fmt: skip
 
 
@@ -82,10 +82,10 @@ def test_only_the_supervisor_decides_what_an_end_means() -> None:
         for module in ("cluster.verdict", "cluster.requeue", "cluster.history", "cluster.job")
     }
     assert users == {
-        "cluster.verdict": ["cluster/history.py", "cluster/supervise.py"],
-        "cluster.requeue": ["cluster/history.py", "cluster/supervise.py"],
+        "cluster.verdict": ["cluster/chain.py", "cluster/history.py", "cluster/supervise.py"],
+        "cluster.requeue": ["cluster/exclude.py", "cluster/history.py", "cluster/supervise.py"],
         "cluster.history": ["cluster/supervise.py"],
-        "cluster.job": ["cluster/history.py", "cluster/supervise.py"],
+        "cluster.job": ["cluster/chain.py", "cluster/history.py", "cluster/predecessor.py", "cluster/supervise.py"],
     }
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job import Job, find_job
+from cluster.job import Job, find_job, insist
 from cluster.plan import LaunchPlan
-from cluster.slurm import JobState
+from cluster.slurm import JobState, SlurmError
 from tests.executables import put_answer, put_executable
 from tests.test_launch import make_plan
 
@@ -87,3 +87,17 @@ def test_end_of_the_allocation_is_taken_from_the_environment_where_slurm_says_it
     assert left is not None
     assert 400 < left <= 500
     assert Job("5", "5", is_on_slurm=False, environ={}).maybe_time_left_s() is None
+
+
+def test_slurm_is_asked_again_while_it_does_not_answer_and_a_refusal_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.job.ASK_AGAIN_S", 0.0)
+    answers = iter([SlurmError("Unable to contact slurm controller (connect failure)"), SlurmError("access denied")])
+
+    def ask() -> None:
+        raise next(answers)
+
+    with pytest.raises(SlurmError, match="access denied"):
+        insist(ask)
+    assert list(answers) == []

@@ -46,6 +46,9 @@ def make_plan(*rank: str, world_size: int = 2, cpus_per_task: int | None = None)
         threads_per_rank=1,
         max_failures=0,
         policy={},
+        requeue_mode="auto",
+        num_successors=3,
+        submit_from="job",
     )
 
 

@@ -116,6 +116,9 @@ def test_rest_of_a_plan_is_what_the_supervisor_starts(spec: JobSpec) -> None:
         threads_per_rank=3,
         max_failures=0,
         policy={},
+        requeue_mode="auto",
+        num_successors=3,
+        submit_from="job",
         maybe_visible_gpus="2,3",
     )
     assert plan.world_size == 8

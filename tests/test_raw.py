@@ -58,6 +58,14 @@ def test_run_folder_bears_the_job_id_and_holds_the_spec_and_its_plan(
     assert log.messages == []
 
 
+def test_raw_job_submits_its_successors_itself_as_nobody_has_put_them_in_beforehand(
+    spec: Path, environ: dict[str, str]
+) -> None:
+    run = raw.make_run(spec, ["requeue.mode=successor", "requeue.submit_from=login"], "17", environ)
+    plan = read_plan(run)
+    assert (plan.requeue_mode, plan.submit_from, plan.sbatch["no-requeue"]) == ("successor", "job", True)
+
+
 def test_allocation_wins_over_the_spec_with_one_warning(
     spec: Path, tmp_path: Path, environ: dict[str, str], log: pytest.LogCaptureFixture
 ) -> None:

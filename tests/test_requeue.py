@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cluster.requeue import POLICY, Decision, Past, back_off_s, decide
+from cluster.requeue import POLICY, Decision, Past, back_off_s, decide, is_over
 from cluster.slurm import JobState
 from cluster.spec import Cause
 
@@ -113,10 +113,42 @@ def test_spec_may_say_otherwise() -> None:
 
 
 def test_spec_can_override_every_cause_that_is_acted_upon() -> None:
-    assert set(get_args(Cause)) == {cause for cause, rule in POLICY.items() if rule.action != "leave"}
+    acted_upon = {cause for cause, rule in POLICY.items() if rule.action != "leave"}
+    assert set(get_args(Cause)) == acted_upon - {"bad node"}  # which killed or hang becomes, unless overridden
 
 
 def test_back_off_grows_while_there_is_no_progress() -> None:
     assert back_off_s([Past("killed", 40)]) == 0
     waits = [back_off_s([Past("killed", 40), *[Past("killed", 40)] * count]) for count in (1, 2, 3, 20)]
     assert waits == [2, 4, 8, 60]
+
+
+def test_failures_of_a_bad_node_requeue_the_job_and_use_up_no_patience() -> None:
+    assert after(("killed", 0), ("killed", 0)).action == "stop"
+    assert after(("bad node", 0), ("bad node", 0)).action == "requeue"
+    assert after(("bad node", 0), ("bad node", 0), ("killed", 0)).action == "restart"
+    assert after(("bad node", 0), ("bad node", 0), job=COMPLETING).action == "leave"
+
+
+@pytest.mark.parametrize(
+    ("action", "cause", "mark", "over"),
+    [
+        ("leave", "finished", None, True),
+        ("leave", "usage", None, True),
+        ("leave", "user cancel", None, True),
+        ("leave", "stopped", None, True),
+        ("stop", "killed", None, True),
+        ("leave", "preempted", None, False),
+        ("leave", "node failure", None, False),
+        ("leave", "killed", None, False),
+        ("requeue", "time limit", None, False),
+        ("restart", "killed", None, False),
+        ("leave", "preempted", {"requeue": False}, True),
+        ("leave", "stopped", {"requeue": True}, False),
+        ("leave", "finished", {"requeue": True}, True),
+    ],
+)
+def test_run_is_over_unless_slurm_has_decided_or_it_goes_on(
+    action: str, cause: str, mark: dict[str, object] | None, over: bool
+) -> None:
+    assert is_over(Decision(action), cause, mark) is over

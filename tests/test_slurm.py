@@ -6,16 +6,24 @@ import pytest
 
 from cluster.slurm import (
     JobState,
+    JobTerms,
     SlurmError,
     has_ended,
+    is_unreached,
+    job_states,
+    job_terms,
     kill_wait_s,
     literal_path,
     maybe_error_path,
     maybe_job_state,
+    maybe_recorded_state,
+    maybe_submitted_id,
     maybe_time_limit_s,
     node_addresses,
     requeue,
     run,
+    submit,
+    would_start,
 )
 from tests.executables import put_answer, put_executable
 
@@ -196,3 +204,99 @@ def test_node_without_an_address_is_named(tmp_path: Path) -> None:
 
 def test_percent_in_a_path_is_kept_from_slurms_patterns() -> None:
     assert literal_path(Path("/runs/100%/%j")) == "/runs/100%%/%%j"
+
+
+@pytest.mark.parametrize(
+    ("answer", "job_id"),
+    [
+        ("15786755", "15786755"),
+        ("75168975;clustername\n", "75168975"),
+        ("Project 4711 has 99 node hours left\n2026\n17\n", "17"),
+        ("  17;west  \nThank you\n", "17"),
+    ],
+    ids=["bare", "with a cluster's name", "after a banner with numbers", "before a banner"],
+)
+def test_job_id_is_the_last_line_that_is_one(answer: str, job_id: str) -> None:
+    assert maybe_submitted_id(answer) == job_id
+
+
+@pytest.mark.parametrize("answer", ["", "Submitted batch job 17", "no 17 partition"])
+def test_answer_without_a_job_id_is_an_error_that_shows_it(tmp_path: Path, answer: str) -> None:
+    assert maybe_submitted_id(answer) is None
+    put_answer(tmp_path, "sbatch", answer)
+    with pytest.raises(SlurmError) as caught:
+        submit(["job.sh"], {"PATH": str(tmp_path)})
+    assert str(caught.value) == f"no job id in what sbatch printed: {answer!r}"
+
+
+def test_submission_gives_sbatch_its_words_in_order(tmp_path: Path) -> None:
+    put_executable(tmp_path, "sbatch", f'echo "$*" > {tmp_path}/asked; echo 18')
+    assert submit(["--nodes=2", "job.sh", "--after", "17"], {"PATH": str(tmp_path)}) == "18"
+    assert (tmp_path / "asked").read_text() == "--parsable --nodes=2 job.sh --after 17\n"
+
+
+def test_states_of_several_jobs_are_one_question_and_forgotten_jobs_are_left_out(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    assert job_states([], environ) == {}
+    put_answer(tmp_path, "squeue", "17|FAILED|NonZeroExitCode|n[1-2]|0:00\n18|PENDING|Dependency||UNLIMITED\n")
+    assert job_states(["16", "17", "18"], environ) == {
+        "17": JobState("FAILED", "NonZeroExitCode", "n[1-2]", 0),
+        "18": JobState("PENDING", "Dependency", ""),
+    }
+    put_answer(tmp_path, "squeue", errors="slurm_load_jobs error: Invalid job id specified\n", exit_code=1)
+    assert job_states(["17"], environ) == {}
+
+
+@pytest.mark.parametrize(
+    ("shown", "terms"),
+    [
+        ("   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0\n", JobTerms(True, True)),
+        ("   Requeue=0 Restarts=0 BatchFlag=2 Reboot=0 ExitCode=0:0\n", JobTerms(False, True)),
+        (
+            "   Requeue=0 Restarts=0 BatchFlag=1\n   ReqNodeList=(null) ExcNodeList=n[1,3]\n",
+            JobTerms(False, True, "n[1,3]"),
+        ),
+        ("   Requeue=0 Restarts=0 BatchFlag=1\n   ReqNodeList=(null) ExcNodeList=(null)\n", JobTerms(False, True)),
+        ("   Requeue=1 Restarts=0 BatchFlag=0 Reboot=0 ExitCode=0:0\n", JobTerms(True, False)),
+    ],
+    ids=["requeued by Slurm", "not requeued", "nodes excluded", "no nodes excluded", "salloc"],
+)
+def test_terms_of_a_job_are_what_scontrol_shows(tmp_path: Path, shown: str, terms: JobTerms) -> None:
+    put_answer(tmp_path, "scontrol", f"JobId=7 JobName=demo\n{shown}")
+    assert job_terms("7", {"PATH": str(tmp_path)}) == terms
+
+
+def test_job_for_which_there_are_no_nodes_would_not_start(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    put_answer(
+        tmp_path, "sbatch", errors="sbatch: Job 29 to start at 2026-11-30T06:51:52 using 3 processors on n[2-4]\n"
+    )
+    assert would_start(["job.sh"], environ)
+    refusal = "allocation failure: Requested node configuration is not available\n"
+    put_answer(tmp_path, "sbatch", errors=refusal, exit_code=1)
+    assert not would_start(["job.sh"], environ)
+    put_answer(tmp_path, "sbatch", errors="sbatch: error: Access/permission denied\n", exit_code=1)
+    with pytest.raises(SlurmError):
+        would_start(["job.sh"], environ)
+
+
+def test_recorded_state_is_accountings_first_word(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    put_answer(tmp_path, "sacct", "CANCELLED by 1000\n")
+    assert maybe_recorded_state("7", environ) == "CANCELLED"
+    put_answer(tmp_path, "sacct", "")
+    assert maybe_recorded_state("7", environ) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "unreached"),
+    [
+        ("slurm_update error: Unable to contact slurm controller (connect failure)", True),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", True),
+        ("squeue -h: no answer within 30 s", True),
+        ("Requested operation is presently disabled for job 24", False),
+        ("Access/permission denied", False),
+    ],
+)
+def test_refusal_is_told_from_no_answer(words: str, unreached: bool) -> None:
+    assert is_unreached(SlurmError(words)) is unreached

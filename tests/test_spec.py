@@ -81,9 +81,13 @@ RIGHT = {
     "requeue": "{max_failures: 1}",
     "requeue.max_failures": "2",
     "requeue.policy": "{exception: stop, time limit: requeue}",
+    "requeue.mode": "successor",
+    "requeue.submit_from": "login",
+    "requeue.successors": "5",
     "faults": "[{at_step: 5, rank: 0, do: kill}]",
 }
 COMPANIONS = {
+    "requeue.submit_from": ["requeue.mode=successor"],
     "memory_per_gpu": ["gpus_per_node=1"],
     "train.micro_batch_size": ["train.global_batch_size=512"],
     "dataset.num_train": ["dataset.kind=synthetic"],

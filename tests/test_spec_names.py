@@ -50,7 +50,7 @@ def test_variables_may_hold_any_text(tmp_path: Path) -> None:
         ("--signal: USR1@60", "sbatch.--signal: sbatch's --signal is written by the key signal_lead_s; use that"),
         ("export: NONE", "sbatch.export: sbatch's --export is written by the key env; use that"),
         ("no-requeue: true",
-         "sbatch.no-requeue: sbatch's --no-requeue is not yours to set: the job must be able to come back"),
+         "sbatch.no-requeue: sbatch's --no-requeue is not yours to set: use the key requeue.mode"),
         ("output: x.log", "sbatch.output: sbatch's --output is not yours to set: the log is kept in the run folder"),
         ("array: 0-9",
          "sbatch.array: sbatch's --array is not yours to set: one submission is one run; submit once per run"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.owner import Answer
+from cluster.owner import Answer, Owner, jobs_since_submission, maybe_owner
 from cluster.runs import RunFolder, write_json
 from cluster.stop import StopError, main, stop
 from tests.conftest import StartSupervisor
@@ -39,6 +39,16 @@ def put_slurm(folder: Path, state: str, *, steps: str = "17.batch\n17.0\n", then
     put_executable(folder / "bin", "squeue", f"{squeue} < {folder}/state")
     put_executable(folder / "bin", "scancel", f'echo "$*" >> {folder}/asked; PATH=/usr/bin:/bin; {change}')
     return {"PATH": str(folder / "bin"), "XDG_STATE_HOME": str(folder)}
+
+
+def put_chain(folder: Path, run: RunFolder, state: str) -> dict[str, str]:
+    """As put_slurm, with jobs 18 and 19 behind the run's job 17."""
+    for job_id, predecessor in (("18", "17"), ("19", "18")):
+        run.append_event("submitted", attempt=0, job_id=job_id, route="successor", predecessor=predecessor)
+    environ = put_slurm(folder, state)
+    lines = [f"{job_id}|{word}|None|n1|10:00" for job_id, word in (("17", state), ("18", "PENDING"), ("19", "PENDING"))]
+    (folder / "state").write_text("".join(f"{line}\n" for line in lines))
+    return environ
 
 
 def asked(folder: Path) -> list[str]:
@@ -94,6 +104,44 @@ def test_waiting_job_that_is_to_be_requeued_is_left_alone(tmp_path: Path) -> Non
     answer = stop(run, put_slurm(tmp_path, "PENDING"), requeue=True)
     assert answer == Answer("left", "job 17 waits in the queue already; it was left alone", 0, "17")
     assert (asked(tmp_path), run.stop_mark.exists()) == ([], False)
+
+
+def test_successors_leave_the_queue_before_the_job_that_they_wait_for_is_signalled(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    answer = stop(run, put_chain(tmp_path, run, "RUNNING"), requeue=False)
+    assert (answer.action, answer.job_id) == ("signalled", "17")
+    assert asked(tmp_path) == ["--state=PENDING 19 18", "--signal=USR2 17"]
+
+
+def test_successors_stay_when_the_run_is_to_go_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    answer = stop(run, put_chain(tmp_path, run, "RUNNING"), requeue=True)
+    assert (answer.action, asked(tmp_path)) == ("signalled", ["--signal=USR2 17"])
+
+
+@pytest.mark.parametrize(
+    ("states", "owner"),
+    [
+        ("17|RUNNING 18|PENDING 19|PENDING", Owner("17", "RUNNING", reason="None", behind=("18", "19"))),
+        ("17|PREEMPTED 18|RUNNING 19|PENDING", Owner("18", "RUNNING", reason="None", behind=("19",))),
+        ("17|PREEMPTED 18|PENDING 19|PENDING", Owner("18", "PENDING", reason="None", behind=("19",))),
+        ("18|CANCELLED 17|RUNNING", Owner("17", "RUNNING", reason="None")),
+        ("17|COMPLETED 18|CANCELLED", None),
+    ],
+    ids=["first runs", "second runs", "between two", "one taken away", "over"],
+)
+def test_newest_job_that_has_started_owns_a_run(tmp_path: Path, states: str, owner: Owner | None) -> None:
+    run = make_run(tmp_path)
+    environ = put_chain(tmp_path, run, "RUNNING")
+    (tmp_path / "state").write_text("".join(f"{state}|None|n1|10:00\n" for state in states.split()))
+    assert maybe_owner(run, environ) == owner
+
+
+def test_jobs_of_an_earlier_submission_own_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    put_chain(tmp_path, run, "RUNNING")
+    run.append_event("submitted", attempt=1, job_id="25", route="slurm")
+    assert [event["job_id"] for event in jobs_since_submission(run)] == ["25"]
 
 
 def test_job_that_is_ending_keeps_the_mark_and_gets_no_signal(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import submitit
 
 from cluster.plan import make_plan, read_plan
 from cluster.runs import RunFolder
 from cluster.spec import load_spec
-from cluster.submit import SubmissionError, clean_environment, job_id_of, refusal
+from cluster.submit import SubmissionError, refusal
 from tests.executables import put_answer, put_executable
 
 REPOSITORY = Path(__file__).parents[1]
@@ -100,46 +99,6 @@ def without_run_id(text: str, folder: Path) -> str:
 def only_run(folder: Path) -> RunFolder:
     (run,) = (folder / "runs").glob("*/*")
     return RunFolder(run)
-
-
-def test_environment_of_a_job_is_free_of_the_job_and_the_launcher_it_was_submitted_from() -> None:
-    kept = {
-        "PATH": "/bin",
-        "SLURM_CONF": "/etc/slurm.conf",
-        "SLURM_CLUSTERS": "west",
-        "SLURM_JWT": "token",
-        "CLUSTER_NAME": "the site's own",
-        "RANKING": "1",
-        "CUDA_VISIBLE_DEVICES": "2,3",
-    }
-    dropped = (
-        "SLURM_JOB_ID SLURM_MEM_PER_CPU SLURM_EXPORT_ENV SBATCH_PARTITION SRUN_CPUS_PER_TASK SALLOC_QOS "
-        "PMI_RANK PMI2_RANK PMIX_RANK SUBMITIT_EXECUTOR RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK "
-        "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID CLUSTER_ATTEMPT CLUSTER_TOKEN CLUSTER_MASTER_ADDR "
-        "CLUSTER_MASTER_PORTS CLUSTER_KILL_WAIT_S"
-    )
-    assert clean_environment(kept | dict.fromkeys(dropped.split(), "1")) == kept
-
-
-@pytest.mark.parametrize(
-    ("answer", "job_id"),
-    [
-        ("15786755", "15786755"),
-        ("75168975;clustername\n", "75168975"),
-        ("Project 4711 has 99 node hours left\n2026\n17\n", "17"),
-        ("  17;west  \nThank you\n", "17"),
-    ],
-    ids=["bare", "with a cluster's name", "after a banner with numbers", "before a banner"],
-)
-def test_job_id_is_the_last_line_that_is_one(answer: str, job_id: str) -> None:
-    assert job_id_of(answer) == job_id
-
-
-@pytest.mark.parametrize("answer", ["", "Submitted batch job 17", "no 17 partition"])
-def test_answer_without_a_job_id_is_shown(answer: str) -> None:
-    with pytest.raises(submitit.core.utils.FailedSubmissionError) as caught:
-        job_id_of(answer)
-    assert str(caught.value) == f"no job id in what sbatch printed: {answer!r}"
 
 
 def test_dry_run_prints_the_same_script_each_time_and_makes_nothing(folder: Path) -> None:

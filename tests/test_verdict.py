@@ -207,3 +207,21 @@ def test_rank_that_the_kernel_ended_for_memory_is_called_so() -> None:
     assert judge(Evidence(False, None, [], end)) == Verdict(
         "failed", "out of memory", "rank 2 was ended by a signal: Out Of Memory", 1, 2
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "node"),
+    [
+        ("srun: error: Node failure on n2", "n2"),
+        ("srun: error: Node failure on n[2-3]", None),
+        ("srun: error: n2: task 2: Killed", None),
+    ],
+    ids=["one node", "several", "another line"],
+)
+def test_node_that_died_is_the_one_that_srun_names(line: str, node: str | None) -> None:
+    job_line = (
+        "slurmstepd-n1: error: *** JOB 20 ON n1 CANCELLED AT 2026-11-30T06:51:16 DUE TO NODE FAILURE, SEE SLURMCTLD"
+    )
+    evidence = Evidence(False, None, [], srun(line), job_lines=[job_line], is_on_slurm=True)
+    reason = "node failure: the ranks were ended before they had saved"
+    assert judge(evidence) == Verdict("failed", "node failure", reason, 1, node=node)

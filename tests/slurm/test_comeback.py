@@ -228,9 +228,11 @@ def test_raw_job_at_its_time_limit_comes_back(
     check_equal(run, undisturbed, ["time limit"])
 
 
-def start_raw(folder: Path, data: Path, environ: Mapping[str, str], *flags: str) -> tuple[RunFolder, str]:
+def start_raw(
+    folder: Path, data: Path, environ: Mapping[str, str], *flags: str, more: str = ""
+) -> tuple[RunFolder, str]:
     """The same run by raw sbatch."""
-    spec = write_spec(folder, data, where())
+    spec = write_spec(folder, data, where(more=more))
     shape = ["--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--time=10"]
     log = f"--output={folder}/ddp-%j.log"
     raw = {**environ, "SPEC": str(spec), "PYTHON": command("")[0]}
