@@ -106,6 +106,10 @@ class TrainSpec(_Section):
     """Of weights, sample order and augmentation."""
     deterministic: bool = True
     """Slower kernels with the same result on every run; needed for bit-equal resumption."""
+    start_timeout_s: Positive = 600.0
+    """Seconds for all ranks to meet, and again from there to the end of the first step; then the run is restarted."""
+    step_timeout_s: Positive | None = None
+    """Seconds a step may last before the run is restarted.  Default: ten times the slowest so far, 120 to 1800."""
 
     def global_batch(self, world_size: int) -> int:
         """Images per step over all ranks."""
@@ -149,6 +153,8 @@ class CheckpointSpec(_Section):
     """Minutes between saves; with every_steps, whichever comes first.  Default 10, or none with every_steps."""
     keep_last: Count = 2
     """Newest checkpoints that are kept, beside the best one; with 2, one may turn out damaged."""
+    save_timeout_s: Positive = 1800.0
+    """Seconds a save may last before the run is restarted."""
 
 
 Cause = Literal[

@@ -22,6 +22,7 @@ from jobs.faults import Faults
 from jobs.metrics import Recorder
 from jobs.state import TrainState
 from jobs.step import HostLoss, Length, Stepper
+from jobs.watchdog import Watch
 
 log = logging.getLogger("run")
 
@@ -68,6 +69,7 @@ class Loop:
     stop_signal: str = ""
     saved_step: int = 0  # the last step that a checkpoint holds
     began_s: float = 0.0  # time.monotonic() when the process started
+    watch: Watch = field(default_factory=Watch)
     _is_first: bool = True
     _saved_s: float = field(default_factory=time.monotonic)
     _posted: Done | None = None  # its loss is on its way to the other ranks
@@ -103,6 +105,7 @@ class Loop:
         """One optimizer step and the boundary after it."""
         began = time.monotonic()
         state = self.state
+        self.watch.at("training", state.step)
         self.faults.before_step(state.step)
         epoch = state.epoch
         ids, loss, lr = self.stepper.make(state)
@@ -184,6 +187,7 @@ class Loop:
         if self.state.step == self.saved_step:
             return
         self.saved_step, self._saved_s = self.state.step, time.monotonic()
+        self.watch.at("saving", self.state.step)
         if not self.recorder.writes:
             return
         self.recorder.beat(phase="saving")
@@ -218,6 +222,7 @@ class Loop:
         """Evaluate the epoch that has just ended and write its line; nothing is kept when the ranks agree to stop."""
         state = self.state
         self.recorder.beat(phase="evaluating")
+        self.watch.at("evaluating", state.step)
         if self.env.world_size > 1:
             broadcast_buffers(self.model)
         result = evaluate(
@@ -246,5 +251,6 @@ class Loop:
 
     def keep_going(self) -> bool:
         """The boundary before each micro-batch of an evaluation; waits for the other ranks, who have as many."""
+        self.watch.at("evaluating", self.state.step)
         self.learn(self.control.agree_now())
         return not self.stop_signal

@@ -2,7 +2,7 @@
 
     python -m jobs.train SPEC [section.key=value ...] [--run-dir DIR]
 
-Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and saved.
+Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and saved, 76 ended by the watchdog.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, bega
     from jobs.session import build, is_finished, join, leave_together, network_variables
 
     os.environ.update(network_variables(env, os.environ))
-    session = join(spec, env, stop, where.maybe_run_dir, os.environ)
+    session = join(spec, env, stop, where, os.environ)
     where.maybe_run_dir, where.attempt = session.run.path, session.attempt
     if is_finished(session):
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
@@ -71,6 +71,7 @@ def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, bega
     where.maybe_loop = loop = build(session, os.environ, began_s=began_s)
     all_done = loop.run()
     if all_done and env.rank == 0:
+        loop.watch.at("finishing", loop.state.step)
         finish(loop)
     leave_together(loop)
     return EXIT_FINISHED if all_done else EXIT_STOPPED

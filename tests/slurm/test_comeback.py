@@ -154,6 +154,20 @@ def test_killed_rank_is_started_again_in_the_same_allocation(
     assert events_of(run, "restarted")[0]["cause"] == "killed"
 
 
+def test_stopped_rank_is_named_and_the_ranks_start_again_in_the_same_allocation(
+    tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
+) -> None:
+    run, job_id = start_run(tmp_path, staged_data, environ, where(), "train.step_timeout_s=4")
+    (one,) = [pid for pid in training.processes_of(run) if has_rank(pid, 2)]
+    os.kill(one, signal.SIGSTOP)
+    wait_until_finished(run, job_id, environ)
+    check_equal(run, undisturbed, ["hang"])
+    verdict = json.loads(run.verdict(1).read_text())
+    assert (verdict["rank"], verdict["action"]) == (2, "restart")
+    assert "\nrank 2: no answer for " in run.stacks_of(1).read_text()
+    assert job_field(job_id, "Restarts", environ) == "0"
+
+
 def test_rank_0_killed_while_it_saves_is_started_again(
     tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
 ) -> None:
