@@ -54,11 +54,15 @@ def write(finding: Finding, where: Whereabouts) -> int:
     path = run.stacks_of(where.attempt, None if finding.is_of_all else where.rank)
     try:
         write_stacks(path, finding)
-        error = HangError(f"{accused.why}; {finding.reason}; stacks: {path.relative_to(run.path)}")
-        record(error, "hang", finding.exit_code, where, maybe_accused=accused)
+        place = f"stacks: {path.relative_to(run.path)}"
     except OSError as unwritten:
         log.error("%s", finding.stacks)
-        log.error("the record of this hang could not be written: %s", unwritten)
+        place = f"stacks: in the log, since {unwritten}"
+    try:
+        error = HangError(f"{accused.why}; {finding.reason}; {place}")
+        record(error, "hang", finding.exit_code, where, maybe_accused=accused)
+    except OSError as unwritten:
+        log.error("no record of this hang could be written: %s", unwritten)
     return finding.exit_code
 
 

@@ -12,6 +12,7 @@ from cluster.rank import RankEnv
 from cluster.runs import RunFolder
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec
+from jobs import alarm
 from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
 from jobs.data import DataSet, open_staged
@@ -34,7 +35,7 @@ log = logging.getLogger("run")
 
 # The watch ends a collective that waits for a silent peer; a dead one is noticed at once.  Torch's own limit would also
 # end a job that was suspended for longer, since its clock goes on meanwhile.
-COLLECTIVE_S = 30 * 86400.0
+COLLECTIVE_S = 7 * 86400.0  # in milliseconds less than 2**31, which is what poll(2) takes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
     use_device(device, spec)
+    alarm.wind(spec.train.start_timeout_s)
     store = connect(env, timeout_s=spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
     watch.start(store, spec, env, where, stop, environ)

@@ -17,6 +17,7 @@ from cluster.rank import ATTEMPT_VARIABLE, RankEnv, read_rank
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED, make_logger
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec, faults_allowed, load_spec
+from jobs import alarm
 from jobs.failure import Whereabouts, leave
 
 
@@ -59,6 +60,7 @@ def library_variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, st
 
 def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, began_s: float) -> int:
     """Join the ranks, train, and leave together with them."""
+    alarm.wind(spec.train.start_timeout_s)  # until the ranks have met: importing and reading may hang, too
     from jobs.finish import finish
     from jobs.session import build, is_finished, join, leave_together, network_variables
 

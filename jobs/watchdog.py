@@ -6,12 +6,14 @@ silent for longer than its own deadline, since it may be the one that is stuck a
 """
 
 import itertools
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, not in __all__
 
@@ -25,6 +27,8 @@ from jobs.deadlines import Deadlines, Phase
 from jobs.failure import Whereabouts
 from jobs.hang import Finding, publish
 from jobs.stacks import Accused, Seen, Stacks, accuse, merged, missing, own_stacks
+
+log = logging.getLogger("run")
 
 TICK_S = 1.0
 LONGEST_TICK_S = 2 * TICK_S  # what a longer one lasts beyond this, this process was suspended, or had no CPU
@@ -157,23 +161,36 @@ class Watch:
 
     def _end_all(self, reason: str) -> None:
         """Rank 0: collect all stacks, write them down, end everybody that can be reached."""
-        alarm.wind(REPORT_S)
-        self._prepare()
-        stacks: dict[int, Stacks] = {**self._board.ask_for_stacks(reason), 0: own_stacks()}
-        seen, world_size = self._seen(), self._env.world_size
-        accused = accuse(world_size, seen, stacks)
-        text = merged(stacks) + "\n" + missing(world_size, seen, stacks)
-        exit_code = publish(Finding(reason, accused, text, is_of_all=True, exit_code=EXIT_HANG), self._where)
-        self._board.let_all_leave()
-        os._exit(exit_code)
+
+        def find() -> Finding:
+            stacks: dict[int, Stacks] = {**self._board.ask_for_stacks(reason), 0: own_stacks()}
+            seen, world_size = self._seen(), self._env.world_size
+            text = merged(stacks) + "\n" + missing(world_size, seen, stacks)
+            return Finding(reason, accuse(world_size, seen, stacks), text, is_of_all=True, exit_code=EXIT_HANG)
+
+        self._end(find, EXIT_HANG)
 
     def _end_own(self, reason: str, exit_code: int) -> None:
         """Write down what this rank knows by itself, and end it."""
+
+        def find() -> Finding:
+            text = merged({self._env.rank: own_stacks()})
+            return Finding(reason, self._accuse_unasked(), text, is_of_all=False, exit_code=exit_code)
+
+        self._end(find, exit_code)
+
+    def _end(self, find: Callable[[], Finding], exit_code: int) -> NoReturn:
+        """Publish what is found, let those leave who were asked for their stacks, and leave, whatever fails here."""
         alarm.wind(REPORT_S)
         self._prepare()
-        text = merged({self._env.rank: own_stacks()})
-        finding = Finding(reason, self._accuse_unasked(), text, is_of_all=False, exit_code=exit_code)
-        os._exit(publish(finding, self._where))
+        try:
+            finding = find()
+            exit_code = publish(finding, self._where)
+            if finding.is_of_all:
+                self._board.let_all_leave()
+        except Exception:
+            log.exception("the watch could not report a hang")
+        os._exit(exit_code)
 
     def _accuse_unasked(self) -> Accused:
         """Whom to name where there is no time, or nobody, to ask."""
@@ -182,7 +199,7 @@ class Watch:
         if self._env.rank == 0:
             return accuse(self._env.world_size, seen, speaking)
         if 0 not in speaking:
-            return accuse(1, seen, speaking)
+            return accuse(1, {rank: place for rank, place in seen.items() if rank == 0}, speaking)
         return Accused(
             self._env.rank, socket.gethostname(), f"it is at step {self._place.step}, phase {self._place.phase}"
         )
@@ -193,7 +210,9 @@ class Watch:
 
     def _seen(self) -> dict[int, Seen]:
         """The ranks that have come, as far as this one knows."""
-        return {
+        seen = {
             rank: Seen(heard.said["phase"], heard.said["step"], heard.said["host"], self._clock_s - heard.at_s)
-            for rank, heard in sorted(self._board.heard.items())
+            for rank, heard in self._board.heard.items()
         }
+        own = Seen(self._place.phase, self._place.step, socket.gethostname(), 0.0)
+        return dict(sorted((seen | {self._env.rank: own}).items()))

@@ -1,7 +1,7 @@
 """The training program, stuck in its first attempt: python -m tests.stuck_train HOW RANK STEP, then jobs.train's words.
 
-HOW is never, what one rank does before a step (with skip all but that one do it, see IN_STEPS), or evaluate or save,
-where it gets stuck in reading.  For tests of what ends a hang.
+HOW is never, open (the data set), what one rank does before a step (with skip all but that one do it, see IN_STEPS), or
+evaluate or save, where it gets stuck in reading.  For tests of what ends a hang.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cluster.rank import ATTEMPT_VARIABLE
 
@@ -29,6 +29,12 @@ def read_from_nobody() -> None:
     pipe = Path(tempfile.mkdtemp()) / "pipe"
     os.mkfifo(pipe)
     pipe.open().read()
+
+
+def open_staged_from_nobody(_dataset: object) -> NoReturn:
+    """The data set's file system does not answer."""
+    read_from_nobody()
+    sys.exit("the pipe was closed")
 
 
 def hold_the_interpreter() -> None:
@@ -57,7 +63,11 @@ def main(environ: Mapping[str, str]) -> int:
     from jobs import train
     from jobs.loop import Loop
 
-    if is_first and how != "never":
+    if is_first and how == "open":
+        from jobs import session
+
+        session.open_staged = open_staged_from_nobody  # type: ignore[attr-defined, assignment]
+    elif is_first and how != "never":
         name = "evaluate" if how == "evaluate" else "save" if how == "save" else "step"
         whole = getattr(Loop, name)
 

@@ -22,19 +22,19 @@ END_OF_EPOCH = 11  # where it is saved and evaluated
 STEP_TIMEOUT_S = 4
 
 
-def hasty_spec(folder: Path, data: Path, more: str = "") -> Path:
+def hasty_spec(folder: Path, data: Path, more: str = "", where: str = training.LOCAL) -> Path:
     """training.SPEC with short deadlines."""
-    path = write_spec(folder, data)
+    path = write_spec(folder, data, where)
     text = path.read_text().replace("train:\n", f"train:\n  step_timeout_s: {STEP_TIMEOUT_S}\n")
     path.write_text(text + more)
     return path
 
 
 def stuck_run(
-    folder: Path, data: Path, how: str, rank: int, *keys: tuple[str, str]
+    folder: Path, data: Path, how: str, rank: int, *keys: tuple[str, str], where: str = training.LOCAL
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Run with one rank that gets stuck in the first attempt; returns it with the verdict on that attempt."""
-    spec = hasty_spec(folder, data)
+    spec = hasty_spec(folder, data, where=where)
     for section, line in keys:
         spec.write_text(spec.read_text().replace(f"{section}:\n", f"{section}:\n  {line}\n"))
     run = prepared_run(folder, spec, how)
@@ -131,6 +131,21 @@ def test_rank_that_holds_its_interpreter_is_named_and_leaves_its_stacks_in_the_l
     (dump,) = run.attempt_log(1).read_text().split("Timeout (0:00:")[1:]
     assert f'File "<rank {rank}>", line 1' in dump
     assert " in hold_the_interpreter\n" in dump
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "frame"), [("hold", " in hold_the_interpreter\n"), ("open", " in open_staged_from_nobody\n")]
+)
+def test_lone_rank_that_cannot_watch_itself_is_ended_by_its_alarm(
+    tmp_path: Path, staged_data: Path, how: str, frame: str
+) -> None:
+    run, verdict = stuck_run(
+        tmp_path, staged_data, how, 0, ("train", "start_timeout_s: 15"), where="cluster: local\ntasks_per_node: 1"
+    )
+    assert (verdict["cause"], verdict["rank"], verdict["action"], verdict["exit_code"]) == ("hang", 0, "restart", 76)
+    assert summary_of(run)["attempts"] == 2
+    assert frame in run.attempt_log(1).read_text()
 
 
 @pytest.mark.long
