@@ -63,9 +63,9 @@ class Watch:
         """Say that this rank has come to another place; costs microseconds, for the main thread only."""
         before, now_s = self._place, self._clock_s
         is_news = phase != before.phase or not self.deadlines.has_stepped
+        self._place = Place(phase, step, now_s)  # first: what is learned of the old place must not be held against it
         if before.phase == "training":
             self.deadlines.learn(now_s - before.since_s)
-        self._place = Place(phase, step, now_s)
         if is_news:  # other deadlines hold from here on
             self._wake.set()
 
@@ -130,7 +130,7 @@ class Watch:
         """End this attempt, or this rank, when a deadline has passed."""
         still_s = self._clock_s - place.since_s
         if self._env.rank == 0:
-            if still_s > limit_s:
+            if still_s > limit_s + TICK_S:  # since_s is a tick's
                 self._end_all(
                     f"nothing has moved for {still_s:.0f} s in phase {place.phase}, {limit_s:g} s are allowed"
                 )
@@ -212,7 +212,7 @@ class Watch:
         """The ranks that have come, as far as this one knows."""
         seen = {
             rank: Seen(heard.said["phase"], heard.said["step"], heard.said["host"], self._clock_s - heard.at_s)
-            for rank, heard in self._board.heard.items()
+            for rank, heard in dict(self._board.heard).items()  # a copy: the board goes on listening
         }
         own = Seen(self._place.phase, self._place.step, socket.gethostname(), 0.0)
         return dict(sorted((seen | {self._env.rank: own}).items()))

@@ -141,7 +141,7 @@ def test_lone_rank_that_cannot_watch_itself_is_ended_by_its_alarm(
     tmp_path: Path, staged_data: Path, how: str, frame: str
 ) -> None:
     run, verdict = stuck_run(
-        tmp_path, staged_data, how, 0, ("train", "start_timeout_s: 15"), where="cluster: local\ntasks_per_node: 1"
+        tmp_path, staged_data, how, 0, ("train", "start_timeout_s: 30"), where="cluster: local\ntasks_per_node: 1"
     )
     assert (verdict["cause"], verdict["rank"], verdict["action"], verdict["exit_code"]) == ("hang", 0, "restart", 76)
     assert summary_of(run)["attempts"] == 2
@@ -150,12 +150,10 @@ def test_lone_rank_that_cannot_watch_itself_is_ended_by_its_alarm(
 
 @pytest.mark.long
 def test_rank_that_never_starts_is_named(tmp_path: Path, staged_data: Path, undisturbed: RunFolder) -> None:
-    run, verdict = stuck_run(tmp_path, staged_data, "never", 3, ("train", "start_timeout_s: 20"))
+    run, verdict = stuck_run(tmp_path, staged_data, "never", 3, ("train", "start_timeout_s: 40"))
     check_comeback(run, undisturbed, verdict, 3)
-    assert verdict["reason"] == (
-        "rank 3 on an unknown host: HangError: never came; nothing has moved for 20 s in phase meeting, 20 s are "
-        "allowed; stacks: stacks/a0001.txt"
-    )
+    assert verdict["reason"].startswith("rank 3 on an unknown host: HangError: never came; nothing has moved for 4")
+    assert verdict["reason"].endswith(" s in phase meeting, 40 s are allowed; stacks: stacks/a0001.txt")
     assert blocks_of(run.stacks_of(1))["rank 3: never came"] == ""
 
 
