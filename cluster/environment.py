@@ -19,6 +19,7 @@ OUTER_RANK = frozenset(
         rank.MASTER_PORTS_VARIABLE,
         rank.TOKEN_VARIABLE,
         rank.ATTEMPT_VARIABLE,
+        rank.SPEC_VARIABLE,
         rank.KILL_WAIT_VARIABLE,
     )
 )

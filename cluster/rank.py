@@ -32,6 +32,8 @@ MASTER_PORTS_VARIABLE = "CLUSTER_MASTER_PORTS"
 """Ports in the order of trying, such as "23111,24112"."""
 TOKEN_VARIABLE = "CLUSTER_TOKEN"
 ATTEMPT_VARIABLE = "CLUSTER_ATTEMPT"
+SPEC_VARIABLE = "CLUSTER_SPEC"
+"""Text of the run's spec: the supervisor reads the file, so that not every rank has to."""
 KILL_WAIT_VARIABLE = "CLUSTER_KILL_WAIT_S"
 """Seconds that Slurm leaves between TERM and KILL."""
 

@@ -13,7 +13,10 @@ from cluster.owner import last_submission, maybe_owner
 from cluster.runs import RunFolder, UsageError, sync_folder, write_atomic
 from cluster.spec import JobSpec, changed_keys, dump_spec, faults_allowed, load_spec
 
-FREE_KEYS = frozenset(("time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes"))
+FREE_KEYS = frozenset((
+    "time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes",
+    "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s",
+))  # fmt: skip
 
 
 class ResumeError(UsageError):

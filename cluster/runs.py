@@ -26,6 +26,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2  # spec or environment wrong; never retried
 EXIT_UNREACHED = 4  # Slurm did not answer
 EXIT_STOPPED = 75  # stopped and saved, resumable; EX_TEMPFAIL of sysexits.h
+EXIT_HANG = 76  # nothing moved for longer than it may; the watchdog ended the ranks
 EXIT_INTERRUPTED = 130
 
 
@@ -108,6 +109,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def stacks(self) -> Path:
+        """What the ranks were doing when a deadline passed."""
+        return self.path / "stacks"
+
+    @property
     def logs(self) -> Path:
         """attempt_NNNN.log and batch_<job id>.log."""
         return self.path / "logs"
@@ -140,13 +146,17 @@ class RunFolder:
         """The supervisor's own log; `%j` stands for the job id in sbatch's --output."""
         return self.logs / f"batch_{job_id}.log"
 
+    def stacks_of(self, attempt: int, maybe_rank: int | None = None) -> Path:
+        """The stacks of all ranks, or those of a rank that could not reach rank 0."""
+        return self.stacks / f"a{attempt:04d}{'' if maybe_rank is None else f'_r{maybe_rank:05d}'}.txt"
+
     def verdict(self, attempt: int) -> Path:
         """How one attempt ended."""
         return self.path / f"verdict_a{attempt:04d}.json"
 
     def make(self) -> None:
         """Make the folder and those inside it; what exists stays."""
-        for folder in (self.attempts, self.failures, self.checkpoints, self.logs, self.submitit):
+        for folder in (self.attempts, self.failures, self.checkpoints, self.stacks, self.logs, self.submitit):
             folder.mkdir(parents=True, exist_ok=True)
 
     def latest_attempt(self) -> int:

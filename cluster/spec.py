@@ -109,6 +109,10 @@ class TrainSpec(_Section):
     """Of weights, sample order and augmentation."""
     deterministic: bool = True
     """Slower kernels with the same result on every run; needed for bit-equal resumption."""
+    start_timeout_s: Positive = 600.0
+    """Seconds for all ranks to meet, and again from there to the end of the first step; then the run is restarted."""
+    step_timeout_s: Positive | None = None
+    """Seconds a step may last before the run is restarted.  Default: ten times the slowest so far, 120 to 1800."""
 
     def global_batch(self, world_size: int) -> int:
         """Images per step over all ranks."""
@@ -156,6 +160,8 @@ class CheckpointSpec(_Section):
     """Such as 50G, of all checkpoints: older ones go earlier, the newest never.  A save needs its room beside that."""
     max_failed_saves: Count = 3
     """Saves in a row that may fail, of a full disk for instance, before the run stops."""
+    save_timeout_s: Positive = 1800.0
+    """Seconds a save may last before the run is restarted."""
 
     @property
     def keep_size_bytes(self) -> int | None:
@@ -333,15 +339,23 @@ def faults_allowed(environ: Mapping[str, str]) -> bool:
     return environ.get(FAULTS_VARIABLE) == "1"
 
 
-def load_spec(path: Path, overrides: Sequence[str] = (), *, cwd: Path, allow_faults: bool = False) -> JobSpec:
+def load_spec(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    cwd: Path,
+    allow_faults: bool = False,
+    maybe_text: str | None = None,
+) -> JobSpec:
     """Read and check a spec file.
 
     overrides: `section.key=value` or `key=value`, in place of what the file says.
     cwd: absolute folder that relative paths start from, `path` included.
     allow_faults: whether the spec may break its run on purpose; faults_allowed() says.
+    maybe_text: what the file holds, where somebody has read it already.
     Raises SpecError: anything is wrong; every problem is in it, the file's in the order of lines.
     """
-    document = read_document(_read_text(path, cwd))
+    document = read_document(_read_text(path, cwd) if maybe_text is None else maybe_text)
     if document.values or not document.problems:
         apply_overrides(document, overrides)
         spec = _checked(document, cwd)

@@ -190,6 +190,7 @@ def run_attempt(
     token = f"{run.run_id}.{attempt}"
     ports = environ.get("MASTER_PORT") or ",".join(map(str, rank.draw_master_ports(f"{job.job_id}.{token}")))
     variables = dict(environ) | rank_variables(master_addr, ports, token, attempt)
+    variables[rank.SPEC_VARIABLE] = run.spec.read_text()  # read once, whatever the number of ranks
     ranks = start_ranks(plan, shape, variables, run.attempt_log(attempt))
     wait(ranks, stop, forward=plan.cluster == "local")
     return attempt, judge(gather(run, plan, attempt, ranks, stop, job))

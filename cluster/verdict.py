@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.launch import RanksEnd
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_HANG, EXIT_STOPPED
 
 # "srun: error: n2: task 1: Exited with exit code 1", "srun: error: n3: tasks 4-5: Killed"; Slurm 22.05 and 24.11
 TASK_LINE = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
 NODE_LINE = re.compile(r"^srun: error: Node failure on ([\w.-]+)$")  # of one node; of several it has brackets
 EXITED = re.compile(r"^Exited with exit code (\d+)$")
+ALARM = ("Alarm clock", "SIGALRM")  # what a rank's own watch sets on it, for the case that its interpreter is held
 OUT_OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill|exceeded.*memory limit", re.IGNORECASE)
 
 # "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***".  A step's own line says
@@ -77,6 +78,8 @@ def judge(evidence: Evidence) -> Verdict:
     record = maybe_first_record(evidence.failures, evidence.end)
     if record is not None:
         return from_record(record)
+    if left_by_watchdog(evidence.end):
+        return Verdict("failed", "hang", "the watchdog ended the ranks, and could write no record", EXIT_HANG)
     return Verdict("failed", "unknown", unexplained(evidence.end), EXIT_FAILED)
 
 
@@ -111,7 +114,8 @@ def maybe_first_killed(failures: Sequence[Mapping[str, Any]], end: RanksEnd) -> 
     nothing but lost connections: srun and the supervisor end those that have noticed nothing only later.
     """
     reported = task_lines(end.launcher_lines)
-    if reported and not EXITED.match(reported[0][1]):
+    hung = {record["rank"] for record in failures if record["kind"] == "hang"}  # ended for that
+    if reported and not EXITED.match(reported[0][1]) and reported[0][0] not in hung:
         return killed_verdict(*reported[0])
     if any(record["kind"] != "connection" for record in failures) or (reported and not failures):
         return None
@@ -127,6 +131,9 @@ def maybe_first_killed(failures: Sequence[Mapping[str, Any]], end: RanksEnd) -> 
 
 def killed_verdict(number: int, how: str) -> Verdict:
     """A rank ended by a signal; how: in srun's words, such as Killed or Segmentation fault, or the signal's name."""
+    if how in ALARM:
+        reason = f"rank {number} did not run its own watch past its deadline; its stacks are in the attempt's log"
+        return Verdict("failed", "hang", reason, EXIT_HANG, number)
     cause = "out of memory" if OUT_OF_MEMORY.search(how) else "killed"
     return Verdict("failed", cause, f"rank {number} was ended by a signal: {how}", EXIT_FAILED, number)
 
@@ -145,15 +152,22 @@ def maybe_first_record(failures: Sequence[Mapping[str, Any]], end: RanksEnd) -> 
     causes = [record for record in failures if record["kind"] != "connection"] or list(failures)
     reported = task_lines(end.launcher_lines)
     if reported:
-        causes.sort(key=lambda record: (record["rank"] != reported[0][0], record["time"]))
+        causes.sort(key=lambda record: (record.get("reporter", record["rank"]) != reported[0][0], record["time"]))
     else:
         causes.sort(key=lambda record: record["time"])
     return causes[0] if causes else None
 
 
+def left_by_watchdog(end: RanksEnd) -> bool:
+    """Whether a rank's exit code says so."""
+    exits = [EXITED.match(how) for _, how in task_lines(end.launcher_lines)]
+    return EXIT_HANG in end.exit_codes.values() or any(found and int(found[1]) == EXIT_HANG for found in exits)
+
+
 def from_record(record: Mapping[str, Any]) -> Verdict:
-    """The verdict that a rank's own record gives."""
-    reason = f"rank {record['rank']} on {record['host']}: {record['exception']}"
+    """The verdict that a rank's record gives, of itself or of the rank that it could not reach."""
+    who = "all ranks" if record["rank"] is None else f"rank {record['rank']} on {record['host']}"
+    reason = f"{who}: {record['exception']}"
     return Verdict("failed", record["kind"], reason, record["exit_code"], record["rank"])
 
 

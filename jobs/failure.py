@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,11 @@ from cluster.runs import EXIT_FAILED, EXIT_USAGE, FORMAT_VERSION, RunFolder, Sup
 
 if TYPE_CHECKING:
     from jobs.loop import Loop
+    from jobs.stacks import Accused
 
 log = logging.getLogger("run")
+
+ENDING_S = 60.0  # the watch needs less
 
 # Errors that the death of another rank causes in this one; gloo's and NCCL's texts, torch 2.6 to 2.14.
 CONNECTION = re.compile(
@@ -62,6 +66,7 @@ class Whereabouts:
     attempt: int = 0  # 0: none is known yet
     maybe_run_dir: Path | None = None
     maybe_loop: "Loop | None" = None
+    is_being_ended: bool = False  # by the watch, which has found a hang: what fails meanwhile is a consequence
 
     @property
     def step(self) -> int:
@@ -71,6 +76,8 @@ class Whereabouts:
 
 def leave(error: BaseException, where: Whereabouts) -> NoReturn:
     """Say what happened, record it, and end this process without waiting for anybody."""
+    if where.is_being_ended:
+        time.sleep(ENDING_S)
     superseded = maybe_superseded(error, where)
     if superseded is not None:  # the folder belongs to others: not even a record is written
         log.error("%s", superseded)
@@ -102,8 +109,13 @@ def maybe_superseded(error: BaseException, where: Whereabouts) -> BaseException 
     return None
 
 
-def record(error: BaseException, kind: str, exit_code: int, where: Whereabouts) -> None:
-    """Leave failures/aNNNN_rNNNNN.json; made by exclusive creation, so a rank's first failure stays."""
+def record(
+    error: BaseException, kind: str, exit_code: int, where: Whereabouts, *, maybe_accused: "Accused | None" = None
+) -> None:
+    """Leave failures/aNNNN_rNNNNN.json; made by exclusive creation, so a rank's first failure stays.
+
+    maybe_accused: the rank at fault, where this one speaks of another.
+    """
     assert where.maybe_run_dir is not None
     path = where.maybe_run_dir / "failures" / f"a{where.attempt:04d}_r{where.rank:05d}.json"
     content = {
@@ -118,5 +130,7 @@ def record(error: BaseException, kind: str, exit_code: int, where: Whereabouts) 
         "exception": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
         "traceback": "".join(traceback.format_exception(error)),
     }
+    if maybe_accused is not None:
+        content |= {"rank": maybe_accused.maybe_rank, "host": maybe_accused.host, "reporter": where.rank}
     with contextlib.suppress(FileExistsError), path.open("x") as file:
         file.write(json.dumps(content, indent=2) + "\n")

@@ -20,6 +20,7 @@ from jobs.metrics import Recorder
 from jobs.saver import SaveError, Saver
 from jobs.state import TrainState
 from jobs.step import HostLoss, Length, Stepper
+from jobs.watchdog import Watch
 
 log = logging.getLogger("run")
 
@@ -66,6 +67,7 @@ class Loop:
     stop_signal: str = ""
     saved_step: int = 0  # the last step that was saved, or is being saved
     began_s: float = 0.0  # time.monotonic() when the process started
+    watch: Watch = field(default_factory=Watch)
     _is_first: bool = True
     _saved_s: float = field(default_factory=time.monotonic)
     _posted: Done | None = None  # its loss is on its way to the other ranks
@@ -83,6 +85,7 @@ class Loop:
                 self.evaluate()
             else:
                 self.step()
+        self.watch.at("saving", self.state.step)
         self.saver.finish()
         return True
 
@@ -96,6 +99,7 @@ class Loop:
         log.info("%s: all ranks stop after step %d", self.stop_signal, self.state.step)
         self.settle()
         self.save()
+        self.watch.at("saving", self.state.step)
         if not self.saver.finish():
             log.error("the run goes on from step %d: the last save failed", self.saver.committed_step)
         self.recorder.event("stopped", step=self.saver.committed_step, signal=self.stop_signal)
@@ -104,6 +108,7 @@ class Loop:
         """One optimizer step and the boundary after it."""
         began = time.monotonic()
         state = self.state
+        self.watch.at("training", state.step)
         self.faults.before_step(state.step)
         epoch = state.epoch
         ids, loss, lr = self.stepper.make(state, before_update=self.saver.release)
@@ -186,12 +191,14 @@ class Loop:
         """Begin to save this step, unless that was done."""
         if self.state.step != self.saved_step:
             self.saved_step, self._saved_s = self.state.step, time.monotonic()
+            self.watch.at("saving", self.state.step)
             self.saver.begin(self.state, asdict(self.length))
 
     def evaluate(self) -> None:
         """Evaluate the epoch that has just ended and write its line; nothing is kept when the ranks agree to stop."""
         state = self.state
         self.recorder.beat(phase="evaluating")
+        self.watch.at("evaluating", state.step)
         if self.env.world_size > 1:
             broadcast_buffers(self.model)
         result = evaluate(
@@ -220,5 +227,6 @@ class Loop:
 
     def keep_going(self) -> bool:
         """The boundary before each micro-batch of an evaluation; waits for the other ranks, who have as many."""
+        self.watch.at("evaluating", self.state.step)
         self.learn(self.control.agree_now())
         return not self.stop_signal

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,10 +12,13 @@ from cluster.rank import RankEnv
 from cluster.runs import RunFolder
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec
+from jobs import alarm
 from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
 from jobs.data import DataSet, open_staged
+from jobs.deadlines import Deadlines
 from jobs.device import choose_device, environment_of, use_device
+from jobs.failure import Whereabouts
 from jobs.faults import Faults
 from jobs.loop import Loop
 from jobs.metrics import Recorder
@@ -28,11 +30,13 @@ from jobs.restore import restore
 from jobs.saver import Saver
 from jobs.state import TrainState
 from jobs.step import Length, Stepper
+from jobs.watchdog import Watch
 
 log = logging.getLogger("run")
 
-MEET_S = 600.0  # nodes of one job may start minutes apart
-COLLECTIVE_S = 600.0  # longest wait of one collective; a dead peer is noticed at once, a silent one after this
+# The watch ends a collective that waits for a silent peer; a dead one is noticed at once.  Torch's own limit would also
+# end a job that was suspended for longer, since its clock goes on meanwhile.
+COLLECTIVE_S = 7 * 86400.0  # in milliseconds less than 2**31, which is what poll(2) takes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Session:
     control: Control
     run: RunFolder
     attempt: int
+    watch: Watch = dataclasses.field(default_factory=Watch)
 
 
 def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str]:
@@ -54,9 +59,7 @@ def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str
     return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
 
-def join(
-    spec: JobSpec, env: RankEnv, stop: StopFlag, maybe_run_dir: Path | None, environ: Mapping[str, str]
-) -> Session:
+def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, environ: Mapping[str, str]) -> Session:
     """Open the data, choose the device, meet the other ranks and agree on run folder and attempt.
 
     What this rank can find wrong by itself comes first: the others need not wait for it.
@@ -64,7 +67,10 @@ def join(
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
     use_device(device, spec)
-    store = connect(env, timeout_s=MEET_S)
+    alarm.wind(spec.train.start_timeout_s)
+    store = connect(env, timeout_s=spec.train.start_timeout_s)
+    watch = Watch(Deadlines.of(spec))
+    watch.start(store, spec, env, where, stop, environ)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -74,13 +80,15 @@ def join(
     )
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
-    run, attempt = join_attempt(spec, maybe_run_dir, env, store, environ)
-    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt)
+    watch.at("preparing", 0)
+    run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
+    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt, watch)
 
 
 def is_finished(session: Session) -> bool:
     """Whether the run was finished before; as rank 0 sees it, since another node's file system may be behind."""
-    return bool(session.control.broadcast_object(session.run.summary.exists()))
+    is_there = session.env.rank == 0 and session.run.summary.exists()
+    return bool(session.control.broadcast_object(is_there))
 
 
 def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
@@ -117,6 +125,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         faults=faults,
         saved_step=state.step,
         began_s=began_s,
+        watch=session.watch,
     )
 
 
@@ -156,6 +165,8 @@ def data_on(device: torch.device, data: DataSet) -> DataSet:
 
 def leave_together(loop: Loop) -> None:
     """Return on every rank once all are done: no rank leaves before rank 0 has committed what it writes."""
+    loop.watch.at("leaving", loop.state.step)
     loop.control.wait_for_all()
     loop.recorder.stop_beating()
     dist.destroy_process_group()
+    loop.watch.end()

@@ -2,7 +2,7 @@
 
     python -m jobs.train SPEC [section.key=value ...] [--run-dir DIR]
 
-Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and saved.
+Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and saved, 76 ended by the watchdog.
 """
 
 import argparse
@@ -13,10 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.rank import ATTEMPT_VARIABLE, RankEnv, read_rank
+from cluster.rank import ATTEMPT_VARIABLE, SPEC_VARIABLE, RankEnv, read_rank
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED, make_logger
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec, faults_allowed, load_spec
+from jobs import alarm
 from jobs.failure import Whereabouts, leave
 
 
@@ -32,7 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         env = read_rank(os.environ, args.local_rank)
         where.rank = env.rank
         make_logger(f"r{env.rank:05d}", level=logging.INFO if env.rank == 0 else logging.WARNING)
-        spec = load_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(os.environ))
+        spec = load_spec(
+            args.spec,
+            args.overrides,
+            cwd=Path.cwd(),
+            allow_faults=faults_allowed(os.environ),
+            maybe_text=os.environ.get(SPEC_VARIABLE) if args.run_dir else None,
+        )
         os.environ.update(library_variables(spec, os.environ))
         return attend(spec, env, stop, where, began_s)
     except Exception as error:
@@ -59,11 +66,12 @@ def library_variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, st
 
 def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, began_s: float) -> int:
     """Join the ranks, train, and leave together with them."""
+    alarm.wind(spec.train.start_timeout_s)  # until the ranks have met: importing and reading may hang, too
     from jobs.finish import finish
     from jobs.session import build, is_finished, join, leave_together, network_variables
 
     os.environ.update(network_variables(env, os.environ))
-    session = join(spec, env, stop, where.maybe_run_dir, os.environ)
+    session = join(spec, env, stop, where, os.environ)
     where.maybe_run_dir, where.attempt = session.run.path, session.attempt
     if is_finished(session):
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
@@ -71,6 +79,7 @@ def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, bega
     where.maybe_loop = loop = build(session, os.environ, began_s=began_s)
     all_done = loop.run()
     if all_done and env.rank == 0:
+        loop.watch.at("finishing", loop.state.step)
         finish(loop)
     leave_together(loop)
     return EXIT_FINISHED if all_done else EXIT_STOPPED

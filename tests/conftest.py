@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster.owner import is_alive
-from tests.training import REPOSITORY, command, environment, write_spec
+from cluster.runs import RunFolder
+from tests.training import REPOSITORY, command, environment, newest_run, submit, write_spec
 
 StartSupervisor = Callable[[Path], "subprocess.Popen[bytes]"]
 
@@ -23,6 +24,15 @@ def staged_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command("jobs.stage", spec), env=environment(folder), cwd=REPOSITORY, check=True, capture_output=True
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, staged_data: Path) -> RunFolder:
+    """training.SPEC at 4 ranks on this machine, with nothing happening to it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = submit(write_spec(folder, staged_data), environ=environment(folder))
+    assert done.returncode == 0, done.stderr
+    return newest_run(folder)
 
 
 @pytest.fixture

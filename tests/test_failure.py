@@ -173,3 +173,30 @@ def test_errors_are_told_apart_without_importing_torch() -> None:
     )
     told = subprocess.check_output([sys.executable, "-c", code], cwd=REPOSITORY, text=True)
     assert told == "exception exception False\n"
+
+
+ENDED = """
+import os, threading
+from pathlib import Path
+from cluster.runs import make_logger
+from jobs.failure import Whereabouts, leave
+
+make_logger("r00003")
+threading.Timer(0.5, lambda: os._exit(76)).start()
+where = Whereabouts(rank=3, attempt=2, maybe_run_dir=Path.cwd(), is_being_ended=True)
+leave(RuntimeError("Connection closed by peer"), where)
+"""
+
+
+def test_what_fails_while_the_watch_ends_a_rank_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "failures").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (76, "")
+    assert list((tmp_path / "failures").iterdir()) == []

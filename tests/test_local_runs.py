@@ -26,14 +26,6 @@ from tests.training import REPOSITORY, TOTAL_STEPS, command, environment, events
 KILL_SEED = 20  # of the step at which the run is killed
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, staged_data: Path) -> RunFolder:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = submit(write_spec(folder, staged_data), environ=environment(folder))
-    assert done.returncode == 0, done.stderr
-    return training.newest_run(folder)
-
-
 @pytest.fixture
 def background() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that a test starts and leaves running."""

@@ -1,5 +1,6 @@
 """One rank, whole runs: stopped or killed at every boundary there is, and gone on with."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,11 +8,14 @@ import torch
 import torch.distributed as dist
 
 from cluster.runs import RunFolder
+from cluster.signals import StopFlag
 from cluster.spec import JobSpec
 from jobs.control import Control
+from jobs.deadlines import Phase
 from jobs.digest import weights_sha256
 from jobs.loop import Loop, NanLossError
 from jobs.state import TrainState
+from jobs.watchdog import Watch
 from tests.small_run import (
     CountingControl,
     Killed,
@@ -184,3 +188,34 @@ def test_loss_that_is_no_number_ends_a_rank_before_it_is_saved(
     assert str(caught.value) == f"the loss of step {at_step} is nan; nothing is saved from here on"
     assert [event["step"] for event in events_of(loop, "checkpoint_saved")] == list(range(1, at_step))
     assert [line["step"] for line in metrics_of(run)] == list(range(1, at_step))
+
+
+class NotingWatch(Watch):
+    """Remembers every place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[tuple[str, int]] = []
+
+    def at(self, phase: Phase, step: int) -> None:
+        self.places.append((phase, step))
+        super().at(phase, step)
+
+
+def test_watch_is_told_of_every_step_save_and_piece_of_an_evaluation(tmp_path: Path, group: dist.ProcessGroup) -> None:
+    spec = make_spec(tmp_path, every_steps=2, max_steps=3)
+    run = make_run(spec)
+    loop = start_attempt(spec, run, Control(group, StopFlag()), claim(run))
+    loop.watch = watch = NotingWatch()
+    assert loop.run()
+    loop.recorder.stop_beating()
+    assert watch.places == [
+        ("training", 0),
+        ("training", 1),
+        ("saving", 2),
+        ("training", 2),
+        ("saving", 3),
+        ("evaluating", 3),
+        ("evaluating", 3),
+        ("saving", 3),
+    ]

@@ -19,10 +19,11 @@ def failure(rank: int, kind: str = "exception", time: str = "2026-01-02T03:04:05
         "exception": "ValueError: loss is NaN",
         "usage": "DataError: no data",
         "connection": "RuntimeError: gloo",
+        "hang": "HangError: no answer",
     }
     return {
         "rank": rank, "host": f"n{rank // 2 + 1}", "time": time, "kind": kind, "exception": exception[kind],
-        "exit_code": 2 if kind == "usage" else 1,
+        "exit_code": {"usage": 2, "hang": 76}.get(kind, 1),
     }  # fmt: skip
 
 
@@ -41,6 +42,12 @@ def killed(rank: int, how: str) -> Verdict:
     return Verdict("failed", "killed", f"rank {rank} was ended by a signal: {how}", 1, rank)
 
 
+def hang(rank: int, reporter: int, time: str = "2026-01-02T03:04:05.000Z") -> dict[str, Any]:
+    """What one rank records of another that does not answer."""
+    return {**failure(rank, "hang", time), "reporter": reporter}
+
+
+HANG = Verdict("failed", "hang", "rank 2 on n2: HangError: no answer", 76, 2)
 NAN = Verdict("failed", "exception", "rank 3 on n2: ValueError: loss is NaN", 1, 3)
 EXITED_3 = srun("srun: error: n2: task 3: Exited with exit code 1", TERMINATING, "srun: error: n1: tasks 0-1: Killed")
 KILLED_2 = srun(
@@ -136,6 +143,49 @@ KILLED_2 = srun(
             local(-9, 3, -signal.SIGTERM, ended=(0, 2)),
             Verdict("failed", "unknown", "the ranks ended without a word; rank 0: -9, rank 1: 3, rank 2: -15", 1),
             id="local: no record",
+        ),
+        pytest.param(
+            [hang(2, 0), failure(1, "connection", "2026-01-02T03:04:04.000Z")],
+            srun("srun: error: n1: task 0: Exited with exit code 76", TERMINATING, "srun: error: n2: task 2: Killed"),
+            HANG,
+            id="hang: the silent rank, not the one that told, nor those that lost their connection",
+        ),
+        pytest.param(
+            [hang(2, 0)],
+            srun("srun: error: n2: task 2: Killed", "srun: error: n1: task 0: Exited with exit code 76"),
+            HANG,
+            id="hang: srun killed the silent rank",
+        ),
+        pytest.param([hang(2, 0)], local(76, 76, -9, 1, ended=(2, 3)), HANG, id="hang: local"),
+        pytest.param(
+            [hang(0, 3, "2026-01-02T03:04:15.000Z"), hang(3, 0)],
+            srun("srun: error: n1: task 0: Exited with exit code 76"),
+            Verdict("failed", "hang", "rank 3 on n2: HangError: no answer", 76, 3),
+            id="hang: two that do not reach each other; rank 0 is the first to speak",
+        ),
+        pytest.param(
+            [{**hang(0, 0), "rank": None}],
+            local(76, 76),
+            Verdict("failed", "hang", "all ranks: HangError: no answer", 76),
+            id="hang: nobody differs",
+        ),
+        pytest.param(
+            [],
+            srun("srun: error: n1: tasks 0-1: Exited with exit code 76"),
+            Verdict("failed", "hang", "the watchdog ended the ranks, and could write no record", 76),
+            id="hang: the storage, too",
+        ),
+        pytest.param(
+            [],
+            local(-signal.SIGALRM),
+            Verdict(
+                "failed",
+                "hang",
+                "rank 0 did not run its own watch past its deadline; its stacks are in the attempt's log",
+                76,
+                0,
+            ),
+            id="hang: a lone rank whose interpreter is held",
         ),
     ],
 )

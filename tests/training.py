@@ -137,6 +137,13 @@ def with_faulty_rank(plan: LaunchPlan, rank: int, at_step: int) -> LaunchPlan:
     return replace(plan, rank=(*plan.rank[:place], *faulty, *plan.rank[place + 1 :]))
 
 
+def with_stuck_rank(plan: LaunchPlan, how: str, rank: int, at_step: int = 0) -> LaunchPlan:
+    """A plan whose training program gets stuck in one rank, see tests/stuck_train.py."""
+    place = plan.rank.index("jobs.train")
+    stuck = ("tests.stuck_train", how, str(rank), str(at_step))
+    return replace(plan, rank=(*plan.rank[:place], *stuck, *plan.rank[place + 1 :]))
+
+
 def events_of(run: RunFolder, name: str) -> list[dict[str, Any]]:
     """All events of one kind."""
     return [event for event in run.read_events() if event["event"] == name]

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,34 @@ def test_killed_rank_is_started_again_in_the_same_allocation(
     assert json.loads(run.verdict(1).read_text())["rank"] == 2
     assert job_field(job_id, "Restarts", environ) == "0"
     assert events_of(run, "restarted")[0]["cause"] == "killed"
+
+
+def test_stopped_rank_is_named_and_the_ranks_start_again_in_the_same_allocation(
+    tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
+) -> None:
+    run, job_id = start_run(tmp_path, staged_data, environ, where(), "train.step_timeout_s=4")
+    (one,) = [pid for pid in training.processes_of(run) if has_rank(pid, 2)]
+    os.kill(one, signal.SIGSTOP)
+    wait_until_finished(run, job_id, environ)
+    check_equal(run, undisturbed, ["hang"])
+    verdict = json.loads(run.verdict(1).read_text())
+    assert (verdict["rank"], verdict["action"]) == (2, "restart")
+    assert "\nrank 2: no answer for " in run.stacks_of(1).read_text()
+    assert job_field(job_id, "Restarts", environ) == "0"
+
+
+@pytest.mark.long
+def test_job_that_slurm_suspends_for_longer_than_its_deadline_goes_on(
+    tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
+) -> None:
+    run, job_id = start_run(tmp_path, staged_data, environ, where(), "train.step_timeout_s=4")
+    hold_still(run)  # until Slurm does the same
+    subprocess.run(["scontrol", "suspend", job_id], env=environ, check=True)
+    training.wait_for("the suspension", lambda: job_field(job_id, "JobState", environ) == "SUSPENDED")
+    time.sleep(20)  # there is nothing to wait for: nothing happens
+    subprocess.run(["scontrol", "resume", job_id], env=environ, check=True)
+    wait_until_finished(run, job_id, environ)
+    check_equal(run, undisturbed, [])
 
 
 def test_rank_0_killed_while_it_saves_is_started_again(
