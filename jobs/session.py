@@ -18,6 +18,7 @@ from jobs.control import Control
 from jobs.data import DataSet, open_staged
 from jobs.device import choose_device, environment_of, use_device
 from jobs.faults import Faults
+from jobs.lookups import dns_silenced
 from jobs.loop import Loop
 from jobs.metrics import Recorder
 from jobs.model import build_model
@@ -63,15 +64,18 @@ def join(
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
     use_device(device, spec)
-    store = connect(env, timeout_s=MEET_S)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=env.rank,
-        world_size=env.world_size,
-        timeout=timedelta(seconds=COLLECTIVE_S),
-    )
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    with dns_silenced() as silence_dns:
+        # Without the name of an interface gloo looks up this host's own name, which may be known to DNS only.
+        on_resolved = silence_dns if "GLOO_SOCKET_IFNAME" in environ else lambda: None
+        store = connect(env, timeout_s=MEET_S, on_resolved=on_resolved)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=env.rank,
+            world_size=env.world_size,
+            timeout=timedelta(seconds=COLLECTIVE_S),
+        )
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     run, attempt = join_attempt(spec, maybe_run_dir, env, store, environ)
     return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt)
