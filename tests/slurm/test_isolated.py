@@ -9,21 +9,29 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from cluster.runs import RunFolder
 from cluster.sandbox import Sandbox, down, load, up, without_slurm
 from cluster.sandbox_hosts import HOSTS
-from cluster.sandbox_network import NAMESPACES
+from cluster.sandbox_network import NAMESPACES, cut, cut_off, mend
 from tests import training
 from tests.slurm.conftest import leftovers, skip_without_namespaces
-from tests.training import REPOSITORY, command, environment
+from tests.slurm.test_comeback import wait_until_finished
+from tests.slurm.test_jobs import has_rank
+from tests.training import REPOSITORY, TOTAL_STEPS, command, environment, events_of, submit, summary_of, write_spec
 
 pytestmark = pytest.mark.netns
 
+DEADLINE_S = 10.0  # of a step, where a node is cut off
 FOUR_NODES = "nodes: 4\ntime_limit: 10\npartition: low\nsignal_lead_s: 10\n"
 
 
@@ -177,3 +185,102 @@ def answers(sandbox: Sandbox, node: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_ranks_train_over_the_nodes_own_networks(
+    isolated: Sandbox, environ: dict[str, str], tmp_path: Path, staged_data: Path
+) -> None:
+    run, job_id = start_run(tmp_path, staged_data, environ)
+    pids = ranks_of(run)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    masters = [variables_of(pid)["CLUSTER_MASTER_ADDR"] for pid in pids]
+    peers = [peers_of(pid, isolated) for pid in pids]
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    wait_until_finished(run, job_id, environ)
+
+    nodes = isolated.nodes
+    assert (summary_of(run)["world_size"], summary_of(run)["steps"]) == (4, TOTAL_STEPS)
+    assert events_of(run, "attempt_started")[0]["nodes"] == list(nodes)
+    assert json.loads((run.attempts / "0001").read_text())["host"] == nodes[0]
+    assert masters == [nodes[0]] * 4 or not os.access(HOSTS, os.W_OK)
+    # Gloo connects each rank with every other one; srun on the first node talks with itself as well.
+    assert [found - {node} for found, node in zip(peers, nodes, strict=True)] == [set(nodes) - {node} for node in nodes]
+
+
+def start_run(folder: Path, data: Path, environ: Mapping[str, str], *words: str) -> tuple[RunFolder, str]:
+    """Submit a run of one rank on each node, and wait until it trains; returns it and the job id."""
+    done = submit(write_spec(folder, data, FOUR_NODES), *words, "--json", environ=environ)
+    assert done.returncode == 0, done.stderr
+    return training.wait_for_step(folder, 10), json.loads(done.stdout)["job_id"]
+
+
+def ranks_of(run: RunFolder) -> list[int]:
+    """The processes of ranks 0 to 3."""
+    pids = training.processes_of(run)
+    return [pid for rank in range(4) for pid in pids if has_rank(pid, rank)]
+
+
+def variables_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with."""
+    texts = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(text.split("=", 1) for text in texts if "=" in text)
+
+
+def peers_of(pid: int, sandbox: Sandbox) -> set[str]:
+    """Nodes with which the network of a process has connections; /proc/net/tcp: proc(5)."""
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()]
+    established = [words[2].split(":")[0] for words in lines if words[3] == "01"]
+    # The last four bytes are the IPv4 address, in this machine's order of bytes.
+    remotes = {socket.inet_ntoa(int(remote[-8:], 16).to_bytes(4, sys.byteorder)) for remote in established}
+    return {node for node, address in sandbox.addresses.items() if address in remotes}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("jobs.watchdog") is None, reason="needs the watchdog: jobs/watchdog.py")
+def test_run_whose_node_was_cut_off_trains_again_once_slurm_has_noticed(
+    isolated: Sandbox, environ: dict[str, str], tmp_path: Path, staged_data: Path
+) -> None:
+    run, job_id = start_run(tmp_path, staged_data, environ, f"train.step_timeout_s={DEADLINE_S}")
+    lost = isolated.nodes[2]
+    cut(isolated, lost)
+    try:
+        training.wait_for("the stacks of the ranks that are left", run.path.joinpath("stacks/a0001.txt").exists)
+        training.wait_for("the end of the attempt", run.verdict(1).exists)  # Slurm notices after SlurmdTimeout, 30 s
+    finally:
+        mend(isolated, lost)
+    mended_s = time.time()
+    wait_until_finished(run, job_id, environ)
+
+    verdict, stacks = json.loads(run.verdict(1).read_text()), run.path.joinpath("stacks/a0001.txt").read_text()
+    record = json.loads((run.failures / "a0001_r00000.json").read_text())
+    assert verdict["cause"] in ("hang", "node failure")
+    assert (record["kind"], record["exit_code"], record["rank"], record["host"]) == ("hang", 76, 2, lost)
+    assert [line.partition(":")[0] for line in stacks.splitlines() if "no answer" in line] == ["rank 2"]
+    assert (summary_of(run)["attempts"], summary_of(run)["steps"]) == (2, TOTAL_STEPS)
+    trains_again_s = datetime.fromisoformat(events_of(run, "first_step")[1]["time"].replace("Z", "+00:00")).timestamp()
+    assert trains_again_s - mended_s < DEADLINE_S + 30.0  # what is promised
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("jobs.watchdog") is None, reason="needs the watchdog: jobs/watchdog.py")
+def test_ranks_start_again_on_a_node_that_came_back_before_slurm_noticed(
+    isolated: Sandbox, environ: dict[str, str], tmp_path: Path, staged_data: Path
+) -> None:
+    run, job_id = start_run(tmp_path, staged_data, environ, f"train.step_timeout_s={DEADLINE_S}")
+    lost = isolated.nodes[2]
+    cut(isolated, lost)
+    try:
+        training.wait_for("the stacks of the ranks that are left", run.path.joinpath("stacks/a0001.txt").exists)
+    finally:
+        mend(isolated, lost)
+    mended_s = time.time()
+    wait_until_finished(run, job_id, environ)
+
+    assert cut_off(isolated) == ()
+    assert json.loads(run.verdict(1).read_text())["cause"] in ("hang", "node failure")
+    assert (summary_of(run)["attempts"], summary_of(run)["steps"]) == (2, TOTAL_STEPS)
+    trains_again_s = datetime.fromisoformat(events_of(run, "first_step")[1]["time"].replace("Z", "+00:00")).timestamp()
+    assert trains_again_s - mended_s < DEADLINE_S + 30.0
