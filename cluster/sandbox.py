@@ -1,10 +1,14 @@
-"""A real Slurm on this machine, to rehearse preemption on: `python -m cluster.sandbox up|env|status|down`.
+"""A real Slurm on this machine, to rehearse preemption on: `python -m cluster.sandbox up|env|status|cut|mend|down`.
 
 Starts the distribution's own daemons (munged, slurmctld, one slurmd per node) in a directory and on ports of its own,
 as root or as an ordinary user, without systemd.  Nodes have fake GPUs; partitions `low` (the default; preempted by
 requeue, with grace), `low-nograce`, `low-cancel` and `high`, which preempts all of them where it needs their CPUs or
 GPUs (so ask for `--exclusive`, or for all GPUs).  No accounting.
-In every sandbox the nodes are n1, n2, ...; as root these names resolve, else use their NodeAddr, 127.0.0.1.
+The nodes are n1, n2, ...; as root these names resolve, else use their NodeAddr, 127.0.0.1.
+
+`up --isolate` (root) gives each node a network and a host name of its own, n7-1, n7-2, ... with addresses 198.18.7.1,
+198.18.7.2, ... on eth0; the 7 is a number that no other sandbox has.  `cut NODE` pulls a node's cable, `mend NODE` puts
+it back.
 """
 
 import argparse
@@ -31,27 +35,46 @@ from cluster.sandbox_daemons import (
 )
 from cluster.sandbox_directory import Sandbox, SandboxError, claim, load, remove_files
 from cluster.sandbox_hosts import HOSTS, add_names, remove_names
+from cluster.sandbox_network import (
+    NETWORK_PROGRAMS,
+    NetworkTakenError,
+    add_network,
+    choose_network,
+    cut,
+    cut_off,
+    maybe_obstacle,
+    mend,
+    remove_network,
+)
 from cluster.sandbox_processes import Process, end_processes, find_processes
 
 __all__ = ["Sandbox", "SandboxError", "down", "is_up", "load", "main", "missing_programs", "up", "without_slurm"]
 
-PORT_ATTEMPTS = 5
+ATTEMPTS = 5  # to find ports, and a network, that nobody else takes in the same moment
 MAX_NODES = 64
 MAX_GPUS_PER_NODE = 64
 
 
-def up(directory: Path, *, num_nodes: int = 4, gpus_per_node: int = 2, environ: Mapping[str, str]) -> Sandbox:
+def up(
+    directory: Path,
+    *,
+    num_nodes: int = 4,
+    gpus_per_node: int = 2,
+    isolate: bool = False,
+    environ: Mapping[str, str],
+) -> Sandbox:
     """Start a Slurm in directory, which must not exist or be empty, and wait until all nodes are idle.
 
-    Raises SandboxError: packages are missing, directory is unfit, or a daemon did not start; then nothing is left.
+    Raises SandboxError: packages are missing, directory is unfit, nodes cannot be isolated here, or a daemon did not
+    start; then nothing is left.
     """
-    programs = find_programs(environ)
+    programs = find_programs(environ) | (isolating_programs(environ) if isolate else {})
     if not (1 <= num_nodes <= MAX_NODES and 0 <= gpus_per_node <= MAX_GPUS_PER_NODE):
         expected = f"expected 1 to {MAX_NODES} nodes, 0 to {MAX_GPUS_PER_NODE} GPUs"
         raise SandboxError(f"{num_nodes} nodes with {gpus_per_node} GPUs each: {expected}", exit_code=2)
     draft = Sandbox(
         directory=directory.resolve(),
-        nodes=tuple(f"n{number}" for number in range(1, num_nodes + 1)),
+        nodes=(),
         version=read_version(programs["slurmd"]),
         gpus_per_node=gpus_per_node,
         controller_port=0,
@@ -59,15 +82,30 @@ def up(directory: Path, *, num_nodes: int = 4, gpus_per_node: int = 2, environ: 
         programs=programs,
         made_directory=not directory.exists(),
     )
-    for _ in range(PORT_ATTEMPTS):
-        sandbox = replace(draft, controller_port=choose_port(num_nodes))
+    for _ in range(ATTEMPTS):
+        network = choose_network() if isolate else None
+        nodes = tuple(f"n{'' if network is None else f'{network}-'}{number}" for number in range(1, num_nodes + 1))
+        sandbox = replace(draft, nodes=nodes, network=network, controller_port=choose_port(num_nodes))
         claim(sandbox)
-        with suppress(PortTakenError), _removed_on_failure(sandbox):
+        with suppress(PortTakenError, NetworkTakenError), _removed_on_failure(sandbox):
+            if network is not None:
+                add_network(sandbox)
             if os.access(HOSTS, os.W_OK):
-                add_names(HOSTS, sandbox.directory, sandbox.nodes)
+                add_names(HOSTS, sandbox.directory, sandbox.addresses)
             start(sandbox, environ)
             return sandbox
-    raise SandboxError(f"{directory}: other programs took the ports in {PORT_ATTEMPTS} attempts; try again")
+    raise SandboxError(f"{directory}: other programs took the ports in {ATTEMPTS} attempts; try again")
+
+
+def isolating_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where the programs are that isolate nodes.
+
+    Raises SandboxError: some are missing, or this user or this machine may not make networks.
+    """
+    programs = find_programs(environ, NETWORK_PROGRAMS, packages="iproute2 util-linux")
+    if (obstacle := maybe_obstacle(programs)) is not None:
+        raise SandboxError(f"--isolate cannot give nodes a network of their own here: {obstacle}", exit_code=2)
+    return programs
 
 
 def down(directory: Path) -> None:
@@ -99,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print_env(load(arguments.dir), os.environ)
         elif arguments.verb == "status":
             return 0 if _print_status(load(arguments.dir)) else 1
+        elif arguments.verb == "cut":
+            cut(load(arguments.dir), arguments.node)
+        elif arguments.verb == "mend":
+            mend(load(arguments.dir), arguments.node)
         else:
             down(arguments.dir)
     except SandboxError as error:
@@ -123,13 +165,15 @@ def _remove(sandbox: Sandbox, seen: Iterable[Process]) -> None:
     if left := end_processes(sandbox, seen):
         names = ", ".join(f"{process.name} ({process.pid})" for process in left)
         raise SandboxError(f"{sandbox.directory}: still running after KILL: {names}; no file was removed")
+    remove_network(sandbox)
     if os.access(HOSTS, os.W_OK):
         remove_names(HOSTS, sandbox.directory)
     remove_files(sandbox)
 
 
 def _up(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sandbox:
-    return up(arguments.dir, num_nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node, environ=environ)
+    shape = {"num_nodes": arguments.nodes, "gpus_per_node": arguments.gpus_per_node}
+    return up(arguments.dir, **shape, isolate=arguments.isolate, environ=environ)
 
 
 def _print_up(sandbox: Sandbox, option: str) -> None:
@@ -154,6 +198,9 @@ def _print_status(sandbox: Sandbox) -> bool:
     print(f"nodes: {' '.join(sandbox.nodes)}, {sandbox.gpus_per_node} fake GPUs each")
     print(f"states: {', '.join(states.splitlines()) or 'unknown'}")
     print(f"ports: slurmctld {sandbox.controller_port}, slurmd {ports[0]}-{ports[-1]}")
+    if sandbox.network is not None:
+        span = " to ".join(dict.fromkeys((*sandbox.addresses.values(),)[:: max(len(sandbox.nodes) - 1, 1)]))
+        print(f"network: sb{sandbox.network}, nodes {span}; cut off: {' '.join(cut_off(sandbox)) or 'none'}")
     return running
 
 
@@ -164,6 +211,8 @@ def _parser(default: Path) -> argparse.ArgumentParser:
         "up": "start it",
         "env": 'print what a shell needs to use it: eval "$(python -m cluster.sandbox env)"',
         "status": "say whether it runs",
+        "cut": "pull the network cable of a node (of a sandbox started by up --isolate)",
+        "mend": "put the cable of a node back",
         "down": "end it and remove its directory",
     }.items():
         command = verbs.add_parser(verb, help=text, description=text)
@@ -171,6 +220,10 @@ def _parser(default: Path) -> argparse.ArgumentParser:
         if verb == "up":
             command.add_argument("--nodes", type=int, default=4, help="number of nodes (default: 4)")
             command.add_argument("--gpus-per-node", type=int, default=2, help="fake GPUs of a node (default: 2)")
+            isolation = "give each node a network and a host name of its own (root)"
+            command.add_argument("--isolate", action="store_true", help=isolation)
+        if verb in ("cut", "mend"):
+            command.add_argument("node", help="its name, such as n7-1")
     return parser
 
 

@@ -39,7 +39,7 @@ def _slurm_conf(sandbox: Sandbox, user: str, host: str) -> str:
     directory, layout = sandbox.directory, sandbox.layout
     return f"""\
 ClusterName={sandbox.cluster_name}
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({sandbox.controller_address})
 SlurmctldPort={sandbox.controller_port}
 SlurmUser={user}
 SlurmdUser={user}
@@ -72,12 +72,15 @@ PreemptMode=REQUEUE
 
 
 def _nodes_and_partitions(sandbox: Sandbox, host: str) -> str:
-    ports = sandbox.node_ports
+    ports, num_nodes = sandbox.node_ports, len(sandbox.nodes)
+    names = f"n[1-{num_nodes}] NodeHostname={host} NodeAddr={sandbox.controller_address}"
+    if sandbox.network is not None:
+        names = f"n{sandbox.network}-[1-{num_nodes}] NodeAddr=198.18.{sandbox.network}.[1-{num_nodes}]"
     cpus = CPUS_PER_GPU * max(sandbox.gpus_per_node, 1)
     gres = f" Gres=gpu:{sandbox.gpus_per_node}" if sandbox.gpus_per_node else ""
     return f"""\
-NodeName=n[1-{len(sandbox.nodes)}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[0]}-{ports[-1]}] \
-CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={MEMORY_PER_NODE_MIB}{gres} State=UNKNOWN
+NodeName={names} Port=[{ports[0]}-{ports[-1]}] CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 \
+RealMemory={MEMORY_PER_NODE_MIB}{gres} State=UNKNOWN
 PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=low Default=YES GraceTime={GRACE_S}
 PartitionName=low-nograce GraceTime=0

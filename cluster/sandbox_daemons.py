@@ -1,4 +1,4 @@
-"""The daemons of a sandbox, started and asked: sandbox_directory -> [sandbox_daemons] -> sandbox.
+"""The daemons of a sandbox, started and asked: sandbox_directory, sandbox_network -> [sandbox_daemons] -> sandbox.
 
 Standard library only.  Sources: munged(8), slurmctld(8), slurmd(8), sinfo(1), Slurm 22.05 and 24.11.
 """
@@ -12,12 +12,14 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cluster.sandbox_config import config_files
 from cluster.sandbox_directory import Sandbox, SandboxError, make_folder
+from cluster.sandbox_network import enter_node
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "scancel", "srun")
+SLURM_PACKAGES = "slurmctld slurmd slurm-client munge"  # Debian's and Ubuntu's names
 PORTS = range(10_000, 20_000)  # TCP; below those that a rendezvous of ranks draws, and the kernel's ephemeral ones
 START_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 10.0  # KillWait is 5
@@ -29,17 +31,18 @@ class PortTakenError(Exception):
     """Another program took a port between its choice and its use."""
 
 
-def missing_programs(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Which of PROGRAMS are neither on PATH nor where distributions put daemons."""
-    return tuple(name for name in PROGRAMS if _find_program(name, environ) is None)
+def missing_programs(environ: Mapping[str, str], names: Sequence[str] = PROGRAMS) -> tuple[str, ...]:
+    """Which programs are neither on PATH nor where distributions put daemons."""
+    return tuple(name for name in names if _find_program(name, environ) is None)
 
 
-def find_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Absolute path of each of PROGRAMS.  Raises SandboxError: some are missing; it says what to install."""
-    if missing := missing_programs(environ):
-        install = "apt-get install slurmctld slurmd slurm-client munge"
-        raise SandboxError(f"not installed: {', '.join(missing)}; run: {install}", exit_code=2)
-    return {name: str(_find_program(name, environ)) for name in PROGRAMS}
+def find_programs(
+    environ: Mapping[str, str], names: Sequence[str] = PROGRAMS, *, packages: str = SLURM_PACKAGES
+) -> dict[str, str]:
+    """Absolute path of each program.  Raises SandboxError: some are missing; it says to install the packages."""
+    if missing := missing_programs(environ, names):
+        raise SandboxError(f"not installed: {', '.join(missing)}; run: apt-get install {packages}", exit_code=2)
+    return {name: str(_find_program(name, environ)) for name in names}
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
@@ -81,7 +84,7 @@ def start(sandbox: Sandbox, environ: Mapping[str, str]) -> None:
     _run_daemon(sandbox, ["munged", "--force", key, address, *files], variables)
     _run_daemon(sandbox, ["slurmctld", "-c", "-f", slurm_conf], variables)
     for node in sandbox.nodes:
-        _run_daemon(sandbox, ["slurmd", "-N", node, "-f", slurm_conf], variables)
+        _run_daemon(sandbox, ["slurmd", "-N", node, "-f", slurm_conf], variables, node)
     _wait_until_idle(sandbox)
 
 
@@ -138,12 +141,16 @@ def _write_files(sandbox: Sandbox) -> None:
         path.chmod(0o644)
 
 
-def _run_daemon(sandbox: Sandbox, argv: list[str], variables: Mapping[str, str]) -> None:
-    """Run a program that goes into the background by itself, cut off from the caller's terminal and streams."""
+def _run_daemon(sandbox: Sandbox, argv: list[str], variables: Mapping[str, str], maybe_node: str | None = None) -> None:
+    """Run a program that goes into the background by itself, cut off from the caller's terminal and streams.
+
+    maybe_node: where it runs, if that node has a network of its own.
+    """
+    place = [] if maybe_node is None else enter_node(sandbox, maybe_node)
     with (sandbox.layout.log / "start.log").open("ab") as log:
         # sandbox_processes tells daemons by their working directory; given here, it is right from the first moment.
         returncode = subprocess.run(
-            [sandbox.programs[argv[0]], *argv[1:]],
+            [*place, sandbox.programs[argv[0]], *argv[1:]],
             env=variables,
             cwd=sandbox.layout.log,
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ from pathlib import Path
 # A Unix socket's path holds 107 bytes; the longest in a sandbox is that of a job step's slurmstepd.
 MAX_DIRECTORY_BYTES = 107 - len("/spool/n64/n64_99999999.4294967295.0")
 
+LOOPBACK = "127.0.0.1"
+
 
 class SandboxError(RuntimeError):
     """A sandbox cannot be started, found or ended; the text is for the user.
@@ -87,13 +89,14 @@ class Sandbox:
     """A Slurm that was started on this machine."""
 
     directory: Path  # absolute, symbolic links resolved
-    nodes: tuple[str, ...]  # Slurm's node names: n1, n2, ...
+    nodes: tuple[str, ...]  # Slurm's node names: n1, n2, ...; isolated: n7-1, n7-2, ..., with 7 the network number
     version: str  # Slurm's, such as "22.05.8"
     gpus_per_node: int  # fake
     controller_port: int  # TCP port of slurmctld
     cluster_name: str  # Slurm's ClusterName, unlike any other sandbox's
     programs: dict[str, str]  # name and absolute path of each in PROGRAMS
     made_directory: bool  # whether `up` made directory, so that `down` removes it
+    network: int | None = None  # isolated: number of its network, in [1, 256); None: nodes share this machine's network
 
     @property
     def layout(self) -> Layout:
@@ -104,6 +107,18 @@ class Sandbox:
     def node_ports(self) -> range:
         """TCP port of each node's slurmd, in the order of nodes."""
         return range(self.controller_port + 1, self.controller_port + 1 + len(self.nodes))
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Each node's IPv4 address.  198.18.0.0/15 is set aside for tests of networks (RFC 2544): no site uses it."""
+        if self.network is None:
+            return dict.fromkeys(self.nodes, LOOPBACK)
+        return {node: f"198.18.{self.network}.{number}" for number, node in enumerate(self.nodes, start=1)}
+
+    @property
+    def controller_address(self) -> str:
+        """Where the nodes find slurmctld."""
+        return LOOPBACK if self.network is None else f"198.18.{self.network}.254"
 
     def variables(self) -> dict[str, str]:
         """What a shell must export for sbatch, srun and the others to reach this Slurm."""

@@ -1,25 +1,29 @@
 """Node names of sandboxes in /etc/hosts: sandbox -> [sandbox_hosts].  Standard library only.
 
-One marked line per sandbox, so several may share their names.  The file is locked and changed in place: a rename would
-fail where /etc/hosts is a mount (containers) and would throw away the lock.  Source: hosts(5).
+Marked lines, one for each address of a sandbox, so several sandboxes may share their names.  The file is locked and
+changed in place: a rename would fail where /etc/hosts is a mount (containers) and would throw away the lock.  Source:
+hosts(5).
 """
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 HOSTS = Path("/etc/hosts")
 
 
-def host_line(directory: Path, nodes: Sequence[str]) -> str:
-    """The line that makes the nodes of the sandbox in directory resolve."""
-    return f"127.0.0.1 {' '.join(nodes)} {_mark(directory)}\n"
+def host_lines(directory: Path, addresses: Mapping[str, str]) -> str:
+    """The lines that make the nodes of the sandbox in directory resolve; addresses: of each node."""
+    names: dict[str, list[str]] = {}
+    for node, address in addresses.items():
+        names.setdefault(address, []).append(node)
+    return "".join(f"{address} {' '.join(nodes)} {_mark(directory)}\n" for address, nodes in names.items())
 
 
-def add_names(hosts: Path, directory: Path, nodes: Sequence[str]) -> None:
-    """Append the sandbox's line, after removing one that a sandbox in the same directory left behind.
+def add_names(hosts: Path, directory: Path, addresses: Mapping[str, str]) -> None:
+    """Append the sandbox's lines, after removing those that a sandbox in the same directory left behind.
 
     A last line without a newline gets one, which stays.  Raises OSError: hosts cannot be read or written.
     """
@@ -28,11 +32,11 @@ def add_names(hosts: Path, directory: Path, nodes: Sequence[str]) -> None:
         size = os.fstat(file).st_size
         unfinished = size > 0 and os.pread(file, 1, size - 1) != b"\n"
         # One write at the end: there is no moment at which another line is missing.
-        os.pwrite(file, (b"\n" if unfinished else b"") + host_line(directory, nodes).encode(), size)
+        os.pwrite(file, (b"\n" if unfinished else b"") + host_lines(directory, addresses).encode(), size)
 
 
 def remove_names(hosts: Path, directory: Path) -> None:
-    """Remove the sandbox's line; all other bytes stay.  Raises OSError: hosts cannot be read or written."""
+    """Remove the sandbox's lines; all other bytes stay.  Raises OSError: hosts cannot be read or written."""
     mark = _mark(directory).encode()
     with _locked(hosts) as file:
         lines = os.pread(file, os.fstat(file).st_size, 0).splitlines(keepends=True)

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -45,9 +45,11 @@ class PortError(RendezvousError):
     failure_kind = "port"
 
 
-def connect(env: RankEnv, *, timeout_s: float) -> Store:
+def connect(env: RankEnv, *, timeout_s: float, on_resolved: Callable[[], None] = lambda: None) -> Store:
     """Open the store of this run; on rank 0, serve it.  Ranks may call this in any order.
 
+    on_resolved: called before the first connection, once no name has to be looked up any more.  Never called at the
+    store of torchrun's agent, which torch finds by name.
     The caller goes on with init_process_group(store=..., rank=..., world_size=...).  The store's own calls wait up to
     timeout_s, too.
 
@@ -56,8 +58,8 @@ def connect(env: RankEnv, *, timeout_s: float) -> Store:
     if env.uses_agent_store:
         return _join_agents_store(env, timeout_s)
     if env.rank == 0:
-        return _serve_store(env, timeout_s)
-    return _find_store(env, timeout_s)
+        return _serve_store(env, timeout_s, on_resolved)
+    return _find_store(env, timeout_s, on_resolved)
 
 
 def gloo_interface(master_addr: str) -> str | None:
@@ -117,9 +119,10 @@ def _ask_for_name(env: RankEnv, store: Store) -> str:
     return prefix
 
 
-def _serve_store(env: RankEnv, timeout_s: float) -> Store:
+def _serve_store(env: RankEnv, timeout_s: float, on_resolved: Callable[[], None]) -> Store:
     """Rank 0's side: bind, serve, show the token."""
     listener = _bind_first_free(env)
+    on_resolved()
     port: int = listener.getsockname()[1]
     # The store owns the descriptor from here on and closes it when it goes.  Its own client end takes the loopback
     # address, since a node need not know itself by the name that the other nodes use.
@@ -197,9 +200,9 @@ class _Visit(threading.Thread):
             self.outcome = f"the store of another run ({token!r})"
 
 
-def _find_store(env: RankEnv, timeout_s: float) -> Store:
+def _find_store(env: RankEnv, timeout_s: float, on_resolved: Callable[[], None]) -> Store:
     """The other ranks' side: around the list, and around again, until the token is seen."""
-    search = _Search(env)
+    search = _Search(env, on_resolved)
     pauses_s = itertools.chain(ROUND_PAUSES_S, itertools.repeat(ROUND_PAUSES_S[-1]))
     started_s = time.monotonic()
     while True:
@@ -221,10 +224,11 @@ def _find_store(env: RankEnv, timeout_s: float) -> Store:
 class _Search:
     """What is known of the ports of the list; `outcomes` says for each why it was not the run's store."""
 
-    def __init__(self, env: RankEnv) -> None:
+    def __init__(self, env: RankEnv, on_resolved: Callable[[], None]) -> None:
         self.outcomes: dict[int, str] = {}
         self.is_unknown_name = False
         self._env = env
+        self._on_resolved = on_resolved
         self._addrs: list[str] = []  # the master's, the family that rank 0 prefers to serve first
         self._visits: dict[int, _Visit] = {}
 
@@ -247,6 +251,7 @@ class _Search:
             return
         self.is_unknown_name = False
         self._addrs = [str(address[0]) for *_, address in sorted(found, key=_family)]
+        self._on_resolved()
 
     def _look(self, port: int, deadline_s: float) -> Store | None:
         """Go on with the visit to a port, or start one; a silent port is waited for only the first time."""

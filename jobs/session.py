@@ -20,6 +20,7 @@ from jobs.deadlines import Deadlines
 from jobs.device import choose_device, environment_of, use_device
 from jobs.failure import Whereabouts
 from jobs.faults import Faults
+from jobs.lookups import dns_silenced
 from jobs.loop import Loop
 from jobs.metrics import Recorder
 from jobs.model import build_model
@@ -68,17 +69,20 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
     use_device(device, spec)
     alarm.wind(spec.train.start_timeout_s)
-    store = connect(env, timeout_s=spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
-    watch.start(store, spec, env, where, stop, environ)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=env.rank,
-        world_size=env.world_size,
-        timeout=timedelta(seconds=COLLECTIVE_S),
-    )
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    with dns_silenced() as silence_dns:
+        # Without the name of an interface gloo looks up this host's own name, which may be known to DNS only.
+        on_resolved = silence_dns if "GLOO_SOCKET_IFNAME" in environ else lambda: None
+        store = connect(env, timeout_s=spec.train.start_timeout_s, on_resolved=on_resolved)
+        watch.start(store, spec, env, where, stop, environ)  # its own connection would be looked up, too
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=env.rank,
+            world_size=env.world_size,
+            timeout=timedelta(seconds=COLLECTIVE_S),
+        )
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     watch.at("preparing", 0)
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)

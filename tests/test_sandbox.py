@@ -16,7 +16,8 @@ import pytest
 from cluster.sandbox_config import config_files, needs_cgroup_conf
 from cluster.sandbox_daemons import PROGRAMS, choose_port, missing_programs, without_slurm
 from cluster.sandbox_directory import MAX_DIRECTORY_BYTES, Sandbox, SandboxError, claim, load, remove_files
-from cluster.sandbox_hosts import add_names, host_line, remove_names
+from cluster.sandbox_hosts import add_names, host_lines, remove_names
+from cluster.sandbox_network import cut, mend
 from cluster.sandbox_processes import Process, belongs, find_processes, is_alive, kill, read_process
 
 REPOSITORY = Path(__file__).parents[1]
@@ -97,10 +98,37 @@ def test_configuration_names_the_sandbox_own_ports_partitions_and_gpus() -> None
     assert files["cgroup.conf"] == "CgroupPlugin=disabled\n"
 
 
+def test_isolated_nodes_have_names_and_addresses_of_their_own() -> None:
+    isolated = replace(SANDBOX, nodes=("n7-1", "n7-2"), network=7)
+    lines = config_files(isolated, user="ann", host="laptop")["slurm.conf"].splitlines()
+    assert [line for line in lines if re.match("SlurmctldHost|NodeName", line)] == [
+        "SlurmctldHost=laptop(198.18.7.254)",
+        "NodeName=n7-[1-2] NodeAddr=198.18.7.[1-2] Port=[12001-12002] CPUs=16 Sockets=1 CoresPerSocket=16 "
+        "ThreadsPerCore=1 RealMemory=512000 Gres=gpu:2 State=UNKNOWN",
+    ]
+    assert isolated.addresses == {"n7-1": "198.18.7.1", "n7-2": "198.18.7.2"}
+
+
+def test_a_cable_is_pulled_only_from_a_node_that_has_one() -> None:
+    with pytest.raises(SandboxError) as shared_network:
+        cut(SANDBOX, "n1")
+    with pytest.raises(SandboxError) as unknown:
+        mend(replace(SANDBOX, nodes=("n7-1", "n7-2"), network=7), "n1")
+    assert (str(shared_network.value), shared_network.value.exit_code) == (
+        "/tmp/s: its nodes share this machine's network; cables are for sandboxes of up --isolate",
+        2,
+    )
+    assert (str(unknown.value), unknown.value.exit_code) == ("n1: no node of this sandbox; it has n7-1 n7-2", 2)
+
+
 def test_nodes_without_gpus_have_no_generic_resource() -> None:
     files = config_files(replace(SANDBOX, gpus_per_node=0), user="u", host="h")
     assert files["gres.conf"] == ""
     assert "Gres=" not in files["slurm.conf"]
+
+
+def shared(*nodes: str) -> dict[str, str]:
+    return dict.fromkeys(nodes, "127.0.0.1")
 
 
 def in_directory(directory: Path) -> Sandbox:
@@ -164,16 +192,20 @@ def test_names_of_sandboxes_come_and_go_and_other_lines_stay(tmp_path: Path) -> 
     hosts = tmp_path / "hosts"
     hosts.write_bytes(b"127.0.0.1 localhost\n# caf\xe9, no UTF-8\n")
     first, second = Path("/tmp/a"), Path("/tmp/a2")  # one path begins like the other
-    add_names(hosts, first, ["n1", "n2"])
-    add_names(hosts, second, ["n1"])
+    add_names(hosts, first, shared("n1", "n2"))
+    add_names(hosts, second, {"n1": "198.18.7.1", "n2": "198.18.7.2"})
     with hosts.open("ab") as file:
         file.write(b"10.0.0.1 added-meanwhile\n")
     both = hosts.read_bytes()
     remove_names(hosts, first)
     remove_names(hosts, second)
 
-    lines = host_line(first, ["n1", "n2"]) + host_line(second, ["n1"])
-    assert lines == "127.0.0.1 n1 n2 # slurm-sandbox /tmp/a\n127.0.0.1 n1 # slurm-sandbox /tmp/a2\n"
+    lines = host_lines(first, shared("n1", "n2")) + host_lines(second, {"n1": "198.18.7.1", "n2": "198.18.7.2"})
+    assert lines.splitlines() == [
+        "127.0.0.1 n1 n2 # slurm-sandbox /tmp/a",
+        "198.18.7.1 n1 # slurm-sandbox /tmp/a2",
+        "198.18.7.2 n2 # slurm-sandbox /tmp/a2",
+    ]
     original = b"127.0.0.1 localhost\n# caf\xe9, no UTF-8\n"
     assert both == original + lines.encode() + b"10.0.0.1 added-meanwhile\n"
     assert hosts.read_bytes() == original + b"10.0.0.1 added-meanwhile\n"
@@ -182,8 +214,8 @@ def test_names_of_sandboxes_come_and_go_and_other_lines_stay(tmp_path: Path) -> 
 def test_adding_names_replaces_those_of_a_sandbox_that_died_in_the_same_place(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost")  # no newline at the end
-    add_names(hosts, Path("/tmp/a"), ["n1", "n2"])
-    add_names(hosts, Path("/tmp/a"), ["n1"])
+    add_names(hosts, Path("/tmp/a"), shared("n1", "n2"))
+    add_names(hosts, Path("/tmp/a"), shared("n1"))
     assert hosts.read_text() == "127.0.0.1 localhost\n127.0.0.1 n1 # slurm-sandbox /tmp/a\n"
 
 
@@ -194,7 +226,7 @@ def test_many_sandboxes_at_once_lose_no_line(tmp_path: Path) -> None:
 
     def come_and_go(number: int) -> None:
         for _ in range(20):
-            add_names(hosts, Path(f"/tmp/{number}"), ["n1"] * number)
+            add_names(hosts, Path(f"/tmp/{number}"), shared(*(f"n{node}" for node in range(number))))
             remove_names(hosts, Path(f"/tmp/{number}"))
 
     threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(1, 6)]

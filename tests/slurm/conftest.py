@@ -1,7 +1,7 @@
 """One real Slurm for all tests in this folder: four nodes with two fake GPUs each, started by the first that asks.
 
 Without Slurm's packages the tests are skipped.  REQUIRE_SLURM=1 makes that a failure: then at least as many tests as
-required_count.txt says must pass.
+required_count.txt says must pass, or be marked netns and find no network namespaces.
 """
 
 import os
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.sandbox import Sandbox, down, missing_programs, up, without_slurm
+from cluster.sandbox import Sandbox, SandboxError, down, isolating_programs, missing_programs, up, without_slurm
 from cluster.sandbox_hosts import HOSTS
-from tests.slurm.required import RequiredTests
+from tests.slurm.required import NO_NAMESPACES, RequiredTests
 
 HERE = Path(__file__).parent
 PROC = Path("/proc")
@@ -68,6 +68,14 @@ def skip_without_slurm() -> None:
     if missing := missing_programs(os.environ):
         packages = "slurmctld slurmd slurm-client munge"
         pytest.skip(f"these tests start a real Slurm, which needs {packages}; not found: {', '.join(missing)}")
+
+
+def skip_without_namespaces() -> None:
+    skip_without_slurm()
+    try:
+        isolating_programs(os.environ)
+    except SandboxError as error:
+        pytest.skip(f"{NO_NAMESPACES}{error}")
 
 
 def leftovers(directory: Path, patience_s: float = 5.0) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.sandbox import Sandbox, SandboxError, down, is_up, load, up, without_slurm
-from cluster.sandbox_hosts import HOSTS, host_line
+from cluster.sandbox_hosts import HOSTS, host_lines
 from cluster.sandbox_processes import find_processes
 from tests.slurm.conftest import leftovers
 
@@ -103,7 +103,7 @@ def test_two_sandboxes_run_at_once_and_the_end_of_one_leaves_the_other(
 
     assert client.wait() != 0  # the user's own srun ended with its job
     assert (gpus, job) == ("0,1,2,3,4,5,6,7\n", "Submitted batch job 2\n")
-    assert during == before + host_line(second.directory, ["n1"]) or not os.access(HOSTS, os.W_OK)
+    assert during == before + host_lines(second.directory, second.addresses) or not os.access(HOSTS, os.W_OK)
     assert hosts_without(sandbox.directory) == before
     assert find_processes(second) == frozenset()
     assert leftovers(second.directory) == []
