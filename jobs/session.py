@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cluster.rank import RankEnv
+from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunFolder
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec
@@ -45,6 +45,7 @@ class Session:
     control: Control
     run: RunFolder
     attempt: int
+    faults: Faults = dataclasses.field(default_factory=Faults)
 
 
 def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str]:
@@ -63,6 +64,8 @@ def join(
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
     use_device(device, spec)
+    told_attempt = int(environ.get(ATTEMPT_VARIABLE, "1"))  # without a supervisor it is known only once all have met
+    Faults.of(spec, env, told_attempt).before_meeting(env.master_ports[0])
     store = connect(env, timeout_s=MEET_S)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -74,7 +77,8 @@ def join(
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     run, attempt = join_attempt(spec, maybe_run_dir, env, store, environ)
-    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt)
+    faults = Faults.of(spec, env, attempt, stop.is_set)
+    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt, faults)
 
 
 def is_finished(session: Session) -> bool:
@@ -85,7 +89,6 @@ def is_finished(session: Session) -> bool:
 def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
     """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
     spec, env, device = session.spec, session.env, session.device
-    faults = Faults.of(spec, env, session.attempt)
     recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
     environment = environment_of(device, spec, env)
@@ -96,7 +99,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         model, optimizer, session.control, recorder, global_batch=length.global_batch, environment=environment
     )
     announce(recorder, session, length, state)
-    faults.announce()
+    session.faults.announce()
     ddp = wrap(model, device, spec.train)
     settle_buckets(ddp, device)
     return Loop(
@@ -112,7 +115,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         state=state,
         length=length,
         environment=environment,
-        faults=faults,
+        faults=session.faults,
         saved_step=state.step,
         began_s=began_s,
     )
