@@ -127,3 +127,13 @@ def test_wrong_usage_is_told_and_nothing_is_run(tmp_path: Path, words: list[str]
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_slurm_that_is_not_there_gives_its_own_exit_code(tmp_path: Path, staged_data: Path) -> None:
+    spec = write_spec(tmp_path, staged_data, "time_limit: 10")
+    environ = environment(tmp_path, {"PATH": str(tmp_path)})
+    done = subprocess.run(
+        command("cluster.drill", spec, "--only", "kill"), env=environ, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
+    assert "Slurm was not reached; nothing was submitted. To find out: scontrol ping" in done.stderr
