@@ -5,6 +5,7 @@ events.jsonl and metrics.jsonl only grow, one write per line.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -254,14 +255,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Add one JSON object as a line with a single write; a line that a kill cut short is closed first."""
+    """Add one JSON object as a line with a single write; a line that a kill cut short is closed first.
+
+    Raises OSError: the storage failed or took only a part; nothing was added.
+    """
     data = (json.dumps(value, ensure_ascii=False) + "\n").encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             data = b"\n" + data
-        os.write(descriptor, data)
+        if os.write(descriptor, data) < len(data):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 

@@ -149,6 +149,15 @@ class CheckpointSpec(_Section):
     """Minutes between saves; with every_steps, whichever comes first.  Default 10, or none with every_steps."""
     keep_last: Count = 2
     """Newest checkpoints that are kept, beside the best one; with 2, one may turn out damaged."""
+    keep_size: Memory | None = None
+    """Such as 50G, of all checkpoints: older ones go earlier, the newest never.  A save needs its room beside that."""
+    max_failed_saves: Count = 3
+    """Saves in a row that may fail, of a full disk for instance, before the run stops."""
+
+    @property
+    def keep_size_bytes(self) -> int | None:
+        """Bytes of all checkpoints together."""
+        return memory_mib(self.keep_size) << 20 if self.keep_size else None
 
 
 Cause = Literal[

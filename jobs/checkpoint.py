@@ -6,7 +6,6 @@ power cut leaves, a manifest speaks of data that is complete, and a doubt is set
 """
 
 import hashlib
-import io
 import json
 import logging
 import os
@@ -14,16 +13,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
 from cluster.runs import FORMAT_VERSION, RunFolder, manifest_steps, sync_folder
+from jobs.storage import HashedFile, Storage
 
 log = logging.getLogger("run")
 
 DATA_NAME = re.compile(r"step_\d{8,}\.pt")
 READ_BYTES = 1 << 22
+STORAGE = Storage()
 
 
 class CheckpointError(RuntimeError):
@@ -67,6 +68,7 @@ def save(
     attempt: int,
     environment: Mapping[str, Any],
     while_writing: Callable[[], None] = lambda: None,
+    storage: Storage = STORAGE,
 ) -> Manifest:
     """Write one checkpoint and read it back; it exists when this returns.
 
@@ -74,55 +76,64 @@ def save(
     while_writing: called when the temporary data file is there; what it raises is as if the storage had raised it.
 
     Raises SupersededError: a later attempt owns the run.  Raises OSError: the storage failed; the temporary file is
-    gone and older checkpoints are untouched.  Raises CheckpointError: the storage gave back other bytes than written.
+    gone and older checkpoints are untouched.  Raises CheckpointError: the storage gave back other bytes than written;
+    the new checkpoint is gone.
     """
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    data = buffer.getbuffer()
     path = data_path(run.checkpoints, step)
-    manifest = Manifest(
-        step, epoch, attempt, hashlib.sha256(data).hexdigest(), len(data), environment["world_size"], environment
-    )
     run.check_owner(attempt)
-    withdraw(path)
-    publish(path, data, run, attempt, while_writing)
-    publish(path.with_suffix(".json"), json.dumps(asdict(manifest), indent=2).encode(), run, attempt)
-    verify(path, manifest)
+    withdraw(path, storage)
+
+    def write_state(file: HashedFile) -> None:
+        try:
+            torch.save(dict(state), cast(IO[bytes], file))
+        except RuntimeError as error:  # torch's own words for a write that failed
+            raise file.maybe_error or error from None
+        while_writing()
+
+    written = publish(path, write_state, run, attempt, storage)
+    manifest = Manifest(step, epoch, attempt, written.hexdigest(), written.size, environment["world_size"], environment)
+    storage.sync_file(run.metrics)  # the state says how long metrics.jsonl is
+    text = json.dumps(asdict(manifest), indent=2).encode()
+    publish(path.with_suffix(".json"), lambda file: file.write(text), run, attempt, storage)
+    try:
+        verify(path, manifest)
+    except CheckpointError:
+        withdraw(path, storage)
+        storage.unlink(path)
+        raise
     return manifest
 
 
 def publish(
-    path: Path,
-    data: bytes | memoryview,
-    run: RunFolder,
-    attempt: int,
-    while_writing: Callable[[], None] = lambda: None,
-) -> None:
+    path: Path, write: Callable[[HashedFile], Any], run: RunFolder, attempt: int, storage: Storage = STORAGE
+) -> HashedFile:
     """Write a file under a temporary name that carries the attempt, and rename it once it is on the disk.
+
+    write: puts the content into the file.
 
     Raises SupersededError: a later attempt owns the run by now; nothing was renamed.
     """
     temporary = path.with_name(f"{path.name}.a{attempt:04d}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            while_writing()
-            file.flush()
-            os.fsync(file.fileno())
+        with storage.create(temporary) as file:
+            hashed = HashedFile(file)
+            write(hashed)
+            storage.sync(file)
         run.check_owner(attempt)
-        temporary.replace(path)
+        storage.rename(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        storage.unlink(temporary)
         raise
-    sync_folder(path.parent)
+    storage.sync_folder(path.parent)
+    return hashed
 
 
-def withdraw(path: Path) -> None:
-    """Make a data file garbage before it is replaced: without a manifest nothing speaks of it."""
+def withdraw(path: Path, storage: Storage = STORAGE) -> None:
+    """Make a data file garbage before it is replaced or removed: without a manifest nothing speaks of it."""
     manifest = path.with_suffix(".json")
     if manifest.exists():
-        manifest.unlink()
-        sync_folder(path.parent)
+        storage.unlink(manifest)
+        storage.sync_folder(path.parent)
 
 
 def verify(path: Path, manifest: Manifest) -> None:
@@ -209,17 +220,33 @@ def quarantine(folder: Path, step: int, attempt: int) -> str:
     return f"{data.stem}.a{attempt:04d}{data.suffix}"
 
 
-def prune(folder: Path, *, keep_last: int, maybe_best_step: int | None) -> list[int]:
+def prune(
+    folder: Path,
+    *,
+    keep_last: int,
+    maybe_best_step: int | None,
+    maybe_max_bytes: int | None = None,
+    storage: Storage = STORAGE,
+) -> list[int]:
     """Remove all but the newest keep_last checkpoints and the best one; returns the steps removed.
+
+    maybe_max_bytes: of all data files; older ones go until the rest fits, the best one last, the newest never.
 
     Call it only after the newest has been read back: then a good one is always left.
     """
     steps = manifest_steps(folder)
     removed = [step for step in steps[:-keep_last] if step != maybe_best_step]
+    if maybe_max_bytes is not None:
+        kept = [step for step in steps if step not in removed]
+        sizes = {step: data_path(folder, step).stat().st_size for step in kept}
+        for step in sorted(kept[:-1], key=lambda step: (step == maybe_best_step, step)):
+            if sum(sizes.values()) > maybe_max_bytes:
+                del sizes[step]
+                removed.append(step)
     for step in removed:
         path = data_path(folder, step)
-        withdraw(path)
-        path.unlink(missing_ok=True)
+        withdraw(path, storage)
+        storage.unlink(path)
     return removed
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from cluster.signals import STOP_SIGNALS, StopFlag
 
-SAVE, LOSS = len(STOP_SIGNALS), len(STOP_SIGNALS) + 1  # slots behind one for each stop signal
+SAVE, GIVE_UP, LOSS = range(len(STOP_SIGNALS), len(STOP_SIGNALS) + 3)  # slots behind one for each stop signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Tally:
 
     stop_signal: str = ""  # name of a signal that at least one rank got, empty when none did
     save: bool = False  # rank 0's clock says that it is time
+    give_up: bool = False  # rank 0 can save no more
     loss_sum: float = 0.0  # summed over the samples of one global batch
 
 
@@ -36,13 +37,13 @@ class Control:
         self._vector = torch.zeros(LOSS + 1, dtype=torch.float64)
         self._work: dist.Work | None = None
 
-    def post(self, *, save: bool = False, loss_sum: float = 0.0) -> None:
+    def post(self, *, save: bool = False, give_up: bool = False, loss_sum: float = 0.0) -> None:
         """Post this rank's flags and loss; what was posted before must have been taken."""
         assert self._work is None
         vector = torch.zeros(LOSS + 1, dtype=torch.float64)
         for slot, number in enumerate(STOP_SIGNALS):
             vector[slot] = float(number in self._stop.first_s)
-        vector[SAVE] = float(save)
+        vector[SAVE], vector[GIVE_UP] = float(save), float(give_up)
         vector[LOSS] = loss_sum
         self._vector = vector
         self._work = dist.all_reduce(vector, group=self.group, async_op=True)
@@ -55,7 +56,7 @@ class Control:
         self._work = None
         values = self._vector.tolist()
         names = [signal.Signals(number).name for slot, number in enumerate(STOP_SIGNALS) if values[slot]]
-        return Tally(names[0] if names else "", bool(values[SAVE]), values[LOSS])
+        return Tally(names[0] if names else "", bool(values[SAVE]), bool(values[GIVE_UP]), values[LOSS])
 
     def agree_now(self) -> Tally:
         """Post and take: for boundaries outside the training steps."""

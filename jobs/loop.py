@@ -4,22 +4,20 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
 from cluster.rank import RankEnv
 from cluster.spec import JobSpec
-from jobs.checkpoint import prune, save
 from jobs.control import Control, Tally
 from jobs.data import DataSet
 from jobs.digest import next_samples_digest
 from jobs.evaluate import broadcast_buffers, evaluate
 from jobs.faults import Faults
 from jobs.metrics import Recorder
+from jobs.saver import SaveError, Saver
 from jobs.state import TrainState
 from jobs.step import HostLoss, Length, Stepper
 
@@ -63,10 +61,10 @@ class Loop:
     recorder: Recorder
     state: TrainState
     length: Length
-    environment: Mapping[str, Any]  # what bit-equality depends on; goes into every manifest
+    saver: Saver
     faults: Faults
     stop_signal: str = ""
-    saved_step: int = 0  # the last step that a checkpoint holds
+    saved_step: int = 0  # the last step that was saved, or is being saved
     began_s: float = 0.0  # time.monotonic() when the process started
     _is_first: bool = True
     _saved_s: float = field(default_factory=time.monotonic)
@@ -85,6 +83,7 @@ class Loop:
                 self.evaluate()
             else:
                 self.step()
+        self.saver.finish()
         return True
 
     def is_done(self) -> bool:
@@ -97,7 +96,9 @@ class Loop:
         log.info("%s: all ranks stop after step %d", self.stop_signal, self.state.step)
         self.settle()
         self.save()
-        self.recorder.event("stopped", step=self.state.step, signal=self.stop_signal)
+        if not self.saver.finish():
+            log.error("the run goes on from step %d: the last save failed", self.saver.committed_step)
+        self.recorder.event("stopped", step=self.saver.committed_step, signal=self.stop_signal)
 
     def step(self) -> None:
         """One optimizer step and the boundary after it."""
@@ -105,7 +106,7 @@ class Loop:
         state = self.state
         self.faults.before_step(state.step)
         epoch = state.epoch
-        ids, loss, lr = self.stepper.make(state)
+        ids, loss, lr = self.stepper.make(state, before_update=self.saver.release)
         state.samples_sha256 = next_samples_digest(bytes.fromhex(state.samples_sha256), ids).hex()
         save_agreed = self.boundary()
         seconds = time.monotonic() - began
@@ -127,11 +128,13 @@ class Loop:
         if self._unposted is not None:
             self._posted, loss_sum = self._unposted[0], self._unposted[1].read()
             self._unposted = None
-        self.control.post(save=self.is_save_due(), loss_sum=loss_sum)
+        self.control.post(save=self.is_save_due(), give_up=self.saver.check(), loss_sum=loss_sum)
 
     def learn(self, tally: Tally) -> None:
         """Take in one sum: a stop, and the loss of the step that was posted."""
         self.stop_signal = self.stop_signal or tally.stop_signal
+        if tally.give_up:
+            raise SaveError(self.control.broadcast_object(self.saver.last_failure))
         done, self._posted = self._posted, None
         if done is not None:
             if not math.isfinite(tally.loss_sum):
@@ -180,39 +183,10 @@ class Loop:
             self.recorder.metrics_line({**line, "attempt": self.recorder.attempt})
 
     def save(self) -> None:
-        """Commit a checkpoint of this step, unless there is one."""
-        if self.state.step == self.saved_step:
-            return
-        self.saved_step, self._saved_s = self.state.step, time.monotonic()
-        if not self.recorder.writes:
-            return
-        self.recorder.beat(phase="saving")
-        self.state.metrics_bytes = self.recorder.metrics_size()
-        content = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": asdict(self.length),
-            "state": self.state.as_dict(),
-        }
-        run, state = self.recorder.run, self.state
-        manifest = save(
-            run,
-            content,
-            step=state.step,
-            epoch=state.epoch,
-            attempt=self.recorder.attempt,
-            environment=self.environment,
-            while_writing=lambda: self.faults.while_saving(state.step),
-        )
-        seconds = round(time.monotonic() - self._saved_s, 3)
-        self.recorder.event("checkpoint_saved", step=state.step, bytes=manifest.size, seconds=seconds)
-        self.drop_old()
-
-    def drop_old(self) -> None:
-        """Keep the newest checkpoints and the best; the newest has been read back by now."""
-        best = self.state.best_step if self.state.best_step >= 0 else None
-        if self.recorder.writes:
-            prune(self.recorder.run.checkpoints, keep_last=self.spec.checkpoint.keep_last, maybe_best_step=best)
+        """Begin to save this step, unless that was done."""
+        if self.state.step != self.saved_step:
+            self.saved_step, self._saved_s = self.state.step, time.monotonic()
+            self.saver.begin(self.state, asdict(self.length))
 
     def evaluate(self) -> None:
         """Evaluate the epoch that has just ended and write its line; nothing is kept when the ranks agree to stop."""
@@ -242,7 +216,7 @@ class Loop:
         if result.accuracy > state.best_accuracy:
             state.best_step, state.best_accuracy = state.step, result.accuracy
             self.recorder.best(state.step, result.accuracy)
-            self.drop_old()  # the one that was the best before
+            self.saver.maybe_best_step = state.step
 
     def keep_going(self) -> bool:
         """The boundary before each micro-batch of an evaluation; waits for the other ranks, who have as many."""

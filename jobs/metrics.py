@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from cluster.runs import EXIT_FAILED, RunFolder, SupersededError, append_line, read_lines, utc_now, write_json
@@ -28,9 +29,11 @@ class Recorder:
         self._job_id = job_id
         self.writes = writes
         self._looked_s = -math.inf
+        self._pending: list[tuple[Path, dict[str, Any]]] = []  # lines that a full disk did not take
         self._beat: dict[str, Any] = {"phase": "starting", "step": 0}
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._lines_lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep_beating, daemon=True)
 
     def _may_write(self) -> bool:
@@ -49,7 +52,30 @@ class Recorder:
     def event(self, name: str, /, **fields: Any) -> None:  # noqa: ANN401
         """Add one event."""
         if self._may_write():
-            self.run.append_event(name, attempt=self.attempt, job_id=self._job_id, **fields)
+            head = {"time": utc_now(), "event": name, "attempt": self.attempt, "job_id": self._job_id}
+            self._append(self.run.events, head | fields)
+
+    def _append(self, path: Path, line: dict[str, Any]) -> None:
+        """Add a line behind those that wait still."""
+        with self._lines_lock:
+            self._pending.append((path, line))
+            is_first = len(self._pending) == 1
+        if not self.flush() and is_first:
+            log.warning("%s cannot be written now; lines are kept and tried again", path)
+
+    def flush(self) -> bool:
+        """Write the lines that wait, in their order; False when the storage does not take them now.
+
+        A full disk must not end the training, and no line may be lost: they are kept and tried again with the next.
+        """
+        with self._lines_lock:
+            try:
+                while self._pending:
+                    append_line(*self._pending[0])
+                    del self._pending[0]
+            except OSError:
+                return False
+        return True
 
     def start_beating(self) -> None:
         """Rewrite the heartbeat every BEAT_S seconds from now on, and at each change of phase."""
@@ -64,24 +90,29 @@ class Recorder:
         changed = "phase" in fields and fields["phase"] != self._beat["phase"]
         self._beat = self._beat | fields
         if changed:
-            self._write_beat()
+            self._try_to_beat()
 
     def stop_beating(self) -> None:
         """Write the last heartbeat and no other."""
         if self._may_write() and not self._ended.is_set():
             self._ended.set()
-            self._write_beat()
+            self._try_to_beat()
 
     def _keep_beating(self) -> None:
         while not self._ended.wait(BEAT_S):
             try:
                 self.run.check_owner(self.attempt)
-                self._write_beat()
+                self._try_to_beat()
             except SupersededError as error:
                 log.error("%s", error)
                 os._exit(EXIT_FAILED)
-            except OSError as error:
-                log.warning("no heartbeat this time: %s", error)
+
+    def _try_to_beat(self) -> None:
+        """Write a heartbeat; a full disk costs this one only."""
+        try:
+            self._write_beat()
+        except OSError as error:
+            log.warning("no heartbeat this time: %s", error)
 
     def _write_beat(self) -> None:
         beat = {"time": utc_now(), "attempt": self.attempt, **self._beat}
@@ -91,15 +122,11 @@ class Recorder:
     def metrics_line(self, line: dict[str, Any]) -> None:
         """Add one logged step."""
         if self._may_write():
-            append_line(self.run.metrics, line)
+            self._append(self.run.metrics, line)
 
     def metrics_size(self) -> int:
-        """Bytes of metrics.jsonl, all of them on the disk: a checkpoint may point to this place."""
-        if not self.writes or not self.run.metrics.exists():
-            return 0
-        with self.run.metrics.open("rb") as file:
-            os.fsync(file.fileno())
-            return os.fstat(file.fileno()).st_size
+        """Bytes of metrics.jsonl: the place that a checkpoint points to, once it has synced the file."""
+        return self.run.metrics.stat().st_size if self.writes and self.run.metrics.exists() else 0
 
     def cut_metrics(self, size: int) -> None:
         """Take back the lines of steps that the checkpoint does not know."""
@@ -111,8 +138,12 @@ class Recorder:
 
     def best(self, step: int, accuracy: float) -> None:
         """Say which checkpoint is the best by evaluation."""
-        if self._may_write():
+        if not self._may_write():
+            return
+        try:
             write_json(self.run.checkpoints / "best.json", {"step": step, "test_accuracy": accuracy})
+        except OSError as error:
+            log.warning("best.json does not say that step %d is the best: %s", step, error)
 
     def last_known_step(self) -> int:
         """The last step that earlier attempts are known to have done."""

@@ -25,6 +25,7 @@ from jobs.optim import build_optimizer
 from jobs.parallel import settle_buckets, wrap
 from jobs.rendezvous import connect, gloo_interface
 from jobs.restore import restore
+from jobs.saver import Saver
 from jobs.state import TrainState
 from jobs.step import Length, Stepper
 
@@ -99,9 +100,13 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         model, optimizer, session.control, recorder, global_batch=length.global_batch, environment=environment
     )
     announce(recorder, session, length, state)
-    session.faults.announce()
+    faults = session.faults
+    faults.announce()
     ddp = wrap(model, device, spec.train)
     settle_buckets(ddp, device)
+    best = state.best_step if state.best_step >= 0 else None
+    saver = Saver(recorder, spec.checkpoint, model, optimizer, environment, faults, state.step, best)
+    saver.prepare()
     return Loop(
         spec=spec,
         env=env,
@@ -114,8 +119,8 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         recorder=recorder,
         state=state,
         length=length,
-        environment=environment,
-        faults=session.faults,
+        saver=saver,
+        faults=faults,
         saved_step=state.step,
         began_s=began_s,
     )

@@ -1,6 +1,7 @@
 """One optimizer step: position -> [step] -> gradients, weights.  Where it is in the run is all it needs to know."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,13 +69,16 @@ class Stepper:
     length: Length
     _order: tuple[int, Tensor] | None = None  # (epoch, sample ids)
 
-    def make(self, state: TrainState) -> tuple[Tensor, Tensor, float]:
+    def make(self, state: TrainState, before_update: Callable[[], None]) -> tuple[Tensor, Tensor, float]:
         """Make the step that follows a position.
+
+        before_update: called when the weights are about to change.
 
         Returns the global batch's sample ids, int64 (n,); this rank's sum of losses, float32 (); the learning rate.
         """
         ids = self.batch_ids(state)
         loss = self.forward_backward(ids, state)
+        before_update()
         return ids, loss, self.update(state)
 
     def batch_ids(self, state: TrainState) -> Tensor:

@@ -95,13 +95,13 @@ class CountingControl(Control):
         super().__init__(group, self.stop)
         self.num_posts, self.stop_at, self.kill_at = 0, stop_at, kill_at
 
-    def post(self, *, save: bool = False, loss_sum: float = 0.0) -> None:
+    def post(self, *, save: bool = False, give_up: bool = False, loss_sum: float = 0.0) -> None:
         if self.num_posts == self.kill_at:
             raise Killed
         if self.num_posts == self.stop_at:
             self.stop.first_s[STOP_SIGNALS[0]] = 0.0
         self.num_posts += 1
-        super().post(save=save, loss_sum=loss_sum)
+        super().post(save=save, give_up=give_up, loss_sum=loss_sum)
 
 
 def claim(run: RunFolder) -> int:

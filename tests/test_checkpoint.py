@@ -253,7 +253,7 @@ def test_superseded_attempt_writes_nothing(run: RunFolder) -> None:
 def test_attempt_that_is_superseded_while_it_writes_publishes_nothing(run: RunFolder) -> None:
     run.claim_attempt({})
     with pytest.raises(SupersededError):
-        publish(run.checkpoints / "step_00000001.pt", b"written, but not renamed", run, 1)
+        publish(run.checkpoints / "step_00000001.pt", lambda file: file.write(b"written"), run, 1)
     assert files_of(run.checkpoints) == []
 
 

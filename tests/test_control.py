@@ -41,6 +41,7 @@ def agree(group: dist.ProcessGroup, rank: int, world_size: int) -> dict[str, Any
     learnt = {"nothing posted": dataclasses.asdict(control.take())}
     learnt["loss"] = dataclasses.asdict(exchange(control, loss_sum=0.1 * (rank + 1)))
     learnt["save"] = dataclasses.asdict(exchange(control, save=rank == 0))
+    learnt["give up"] = dataclasses.asdict(exchange(control, give_up=rank == 0))
     tensor = torch.full((3,), float(rank), dtype=torch.bfloat16)
     control.broadcast_tensor(tensor)
     told = {"from": "rank 0"} if rank == 0 else None
@@ -48,8 +49,8 @@ def agree(group: dist.ProcessGroup, rank: int, world_size: int) -> dict[str, Any
     return {**learnt, "object": control.broadcast_object(told), "tensor": tensor.tolist(), "stops": boundaries}
 
 
-def exchange(control: Control, *, save: bool = False, loss_sum: float = 0.0) -> Tally:
-    control.post(save=save, loss_sum=loss_sum)
+def exchange(control: Control, *, save: bool = False, give_up: bool = False, loss_sum: float = 0.0) -> Tally:
+    control.post(save=save, give_up=give_up, loss_sum=loss_sum)
     return control.take()
 
 
@@ -87,13 +88,24 @@ def test_one_ranks_signal_is_learnt_by_all_at_the_same_boundary(records: list[di
 def test_losses_are_summed_over_ranks(records: list[dict[str, Any]], world_size: int, loss_sum: float) -> None:
     tallies = learnt_by_all(records, world_size, "loss")
     assert tallies == [tallies[0]] * world_size
-    assert tallies[0] == {"stop_signal": "", "save": False, "loss_sum": pytest.approx(loss_sum, rel=1e-15)}
+    assert tallies[0] == {
+        "stop_signal": "",
+        "save": False,
+        "give_up": False,
+        "loss_sum": pytest.approx(loss_sum, rel=1e-15),
+    }
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_rank_0s_clock_makes_all_ranks_save(records: list[dict[str, Any]], world_size: int) -> None:
-    expected = {"stop_signal": "", "save": True, "loss_sum": 0.0}
+    expected = {"stop_signal": "", "save": True, "give_up": False, "loss_sum": 0.0}
     assert learnt_by_all(records, world_size, "save") == [expected] * world_size
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_rank_0_that_can_save_no_more_ends_all(records: list[dict[str, Any]], world_size: int) -> None:
+    expected = {"stop_signal": "", "save": False, "give_up": True, "loss_sum": 0.0}
+    assert learnt_by_all(records, world_size, "give up") == [expected] * world_size
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

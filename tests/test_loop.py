@@ -63,6 +63,7 @@ def attempt(spec: JobSpec, run: RunFolder, control: Control) -> tuple[Loop, bool
     except Killed:
         return loop, False
     finally:
+        loop.saver.wait()  # the thread of a process that is killed ends with it
         loop.recorder.stop_beating()
 
 
@@ -178,6 +179,7 @@ def test_loss_that_is_no_number_ends_a_rank_before_it_is_saved(
     loop.stepper.forward_backward = forward_backward  # type: ignore[method-assign]
     with pytest.raises(NanLossError) as caught:
         loop.run()
+    loop.saver.wait()
     loop.recorder.stop_beating()
     assert str(caught.value) == f"the loss of step {at_step} is nan; nothing is saved from here on"
     assert [event["step"] for event in events_of(loop, "checkpoint_saved")] == list(range(1, at_step))

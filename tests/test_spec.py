@@ -75,6 +75,8 @@ RIGHT = {
     "checkpoint.every_steps": "50",
     "checkpoint.every_minutes": "0.5",
     "checkpoint.keep_last": "3",
+    "checkpoint.keep_size": "50G",
+    "checkpoint.max_failed_saves": "5",
     "requeue": "{max_failures: 1}",
     "requeue.max_failures": "2",
     "requeue.policy": "{exception: stop, time limit: requeue}",
