@@ -119,7 +119,7 @@ def card_text(card: Card) -> str:
     lines += [line for result in notes for line in wrapped(f"{result.title}: {prefix(result)}{result.note}")]
     failed = [result.title for result in card.results if not result.holds]
     total = len(card.results)
-    end = f"{len(failed)} of {total} do not hold: {', '.join(failed)}" if failed else f"all {total} hold"
+    end = f"{total - len(failed)} of {total} hold" + (f"; not: {', '.join(failed)}" if failed else "")
     return "\n".join([*lines, "", *wrapped(end)])
 
 

@@ -137,3 +137,13 @@ def test_slurm_that_is_not_there_gives_its_own_exit_code(tmp_path: Path, staged_
     )
     assert (done.returncode, done.stdout) == (4, ""), done.stderr
     assert "Slurm was not reached; nothing was submitted. To find out: scontrol ping" in done.stderr
+
+
+def test_job_that_cannot_even_run_undisturbed_is_told(tmp_path: Path, staged_data: Path) -> None:
+    spec = write_spec(tmp_path, staged_data)
+    spec.write_text(spec.read_text() + "setup: ['false']\n")
+    words = command("cluster.drill", spec)
+    done = subprocess.run(words, env=environment(tmp_path), cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    told = "not even the undisturbed run finished: its job is gone, and left no word; "
+    assert done.stderr.splitlines()[-1].startswith(told), done.stderr

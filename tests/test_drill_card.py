@@ -61,7 +61,7 @@ preempted: simulated: by scontrol requeue, since no partition is above low; it
 disk full: rank 0 on n1: OSError
 port taken: not tried: no rank came as far as to break
 
-3 of 4 do not hold: preempted, disk full, port taken"""
+1 of 4 hold; not: preempted, disk full, port taken"""
     )
     assert max(map(len, card_text(card).splitlines())) <= WIDTH
     assert card.holds is False
@@ -69,7 +69,7 @@ port taken: not tried: no rank came as far as to break
 
 def test_card_of_a_drill_in_which_all_hold() -> None:
     card = Card("demo.yaml", "4 ranks on Slurm", 61.2, "/runs/x", (HELD,))
-    assert card_text(card).splitlines()[-1] == "all 1 hold"
+    assert card_text(card).splitlines()[-1] == "1 of 1 hold"
     assert card.holds is True
     assert card_json(card) == {
         "format_version": 1,
