@@ -71,11 +71,33 @@ def preempt(drilled: DrillRun) -> Cause:
         reason = f"partition {partition} did not preempt it within {PREEMPTION_S:.0f} s"
     except (slurm.SlurmError, NotTriedError) as error:
         reason = str(error)
-    try:
+    return Cause("simulated", f"by {requeue_or_terminate(drilled)}, since {reason}")
+
+
+def requeue_or_terminate(drilled: DrillRun) -> str:
+    """Give the ranks a preemption's TERM by other means; returns the command that did.
+
+    Raises NotTriedError: Slurm lets this user do neither.
+    """
+    with contextlib.suppress(slurm.SlurmError):  # a site may not let its users requeue, or the job was put in without
         slurm.requeue(drilled.job_id, drilled.environ)
+        return "scontrol requeue"
+    try:
+        slurm.run(["scancel", "--signal=TERM", drilled.job_id], drilled.environ)
     except slurm.SlurmError as error:
-        raise NotTriedError(f"{reason}; {error}") from None
-    return Cause("simulated", f"by scontrol requeue, since {reason}")
+        raise NotTriedError(str(error)) from None
+    return "scancel --signal=TERM"
+
+
+def place_of(drilled: DrillRun) -> tuple[str, str, str]:
+    """Partition, host list and number of nodes of the running job.
+
+    Raises SlurmError: it does not run, or no answer.
+    """
+    told = slurm.run(["squeue", "-h", "-j", drilled.job_id, "-o", "%P|%N|%D"], drilled.environ).strip().split("|")
+    if len(told) != 3 or not told[1]:
+        raise slurm.SlurmError(f"squeue names no nodes of job {drilled.job_id}")
+    return told[0], told[1], told[2]
 
 
 def higher_partition(drilled: DrillRun) -> str:
@@ -88,10 +110,9 @@ def higher_partition(drilled: DrillRun) -> str:
         raise NotTriedError("no partition preempts another here")
     if re.search(r"^PrivateData\s*=.*\bjobs\b", config, re.MULTILINE):
         raise NotTriedError("other users' jobs cannot be seen here, and might be hit")
-    own, nodes = slurm.run(["squeue", "-h", "-j", drilled.job_id, "-o", "%P|%N"], drilled.environ).strip().split("|")
-    if slurm.run(["squeue", "-h", "-w", nodes, "-t", "running", "-o", "%i"], drilled.environ).split() != [
-        drilled.job_id
-    ]:
+    own, nodes, _ = place_of(drilled)
+    there = slurm.run(["squeue", "-h", "-w", nodes, "-t", "running", "-o", "%i"], drilled.environ).split()
+    if there != [drilled.job_id]:
         raise NotTriedError(f"other jobs run on {nodes}, and would be hit")
     tiers = partition_tiers(slurm.run(["scontrol", "show", "partition", "--oneliner"], drilled.environ))
     higher = sorted((tier, name) for name, tier in tiers.items() if tier > tiers.get(own, 0))
@@ -111,9 +132,9 @@ def preempt_by(partition: str, drilled: DrillRun) -> bool:
 
     Raises SlurmError: it was refused.
     """
-    nodes = slurm.run(["squeue", "-h", "-j", drilled.job_id, "-o", "%N"], drilled.environ).strip()
+    _, nodes, num_nodes = place_of(drilled)
     flags = read_plan(drilled.run).sbatch
-    command = ["sbatch", "--parsable", f"--partition={partition}", f"--nodes={flags['nodes']}", f"--nodelist={nodes}"]
+    command = ["sbatch", "--parsable", f"--partition={partition}", f"--nodes={num_nodes}", f"--nodelist={nodes}"]
     command += ["--exclusive", "--time=1", "--output=/dev/null", "--job-name=drill-preempts", "--wrap=sleep 2"]
     command += [f"--{key}={flags[key]}" for key in ("account", "qos") if key in flags]
     job_id = slurm.run(command, drilled.environ).strip().split(";")[0]
