@@ -26,11 +26,12 @@ from cluster.drill_card import (
     card_text,
     maybe_seconds_to_recover,
     outcome_of,
+    slowest_step_s,
     steps_lost,
 )
 from cluster.drill_faults import REAL, Cause, Fault, choose
 from cluster.drill_run import DrillError, DrillRun, NotTriedError
-from cluster.drill_spec import small_spec
+from cluster.drill_spec import PAUSED_STEP_TIMEOUT_S, small_spec
 from cluster.runs import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -45,6 +46,8 @@ from cluster.spec import FAULTS_VARIABLE, JobSpec, dump_spec, load_spec
 from cluster.submit import clean_environment
 
 PATIENCE_S = 300.0
+STEP_FACTOR = 10.0  # of the slowest step: one that lasts longer is hung
+STEP_FLOOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,15 @@ class Drill:
     folder: Path  # of the specs, of what was said, and of the card
     environ: Mapping[str, str]
     patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Straight:
+    """What the undisturbed run came to."""
+
+    run_dir: str
+    outcome: Outcome
+    step_timeout_s: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,31 +117,35 @@ def drill(shared: Drill, faults: Sequence[Fault], spec_name: str) -> Card:
     """
     began_s = time.monotonic()
     straight = run_undisturbed(shared)
-    outcome = outcome_of(straight.run)
-    results = tuple(try_fault(shared, fault, outcome) for fault in faults)
-    where = f"{shared.spec.world_size} ranks on {'Slurm' if straight.route == 'slurm' else 'this machine'}"
-    card = Card(spec_name, where, round(time.monotonic() - began_s, 1), str(straight.run.path), results)
+    results = tuple(try_fault(shared, fault, straight) for fault in faults)
+    where = f"{shared.spec.world_size} ranks on {'Slurm' if shared.spec.cluster == 'slurm' else 'this machine'}"
+    card = Card(spec_name, where, round(time.monotonic() - began_s, 1), straight.run_dir, results)
     write_json(shared.folder / "card.json", card_json(card))
     return card
 
 
-def run_undisturbed(shared: Drill) -> DrillRun:
+def run_undisturbed(shared: Drill) -> Straight:
     """The run that all others must equal.
 
     Raises DrillError: it does not finish.
     """
-    with submitted(shared, "undisturbed", small_spec(shared.spec, ())) as straight:
-        if not straight.wait(straight.run.summary.exists):
-            raise DrillError(f"not even the undisturbed run finished: {straight.reason()}; {straight.run.path}", 1)
-    return straight
+    small = small_spec(shared.spec, ())
+    with submitted(shared, "undisturbed", small) as drilled:
+        run = drilled.run
+        if not drilled.wait(run.summary.exists):
+            raise DrillError(f"not even the undisturbed run finished: {drilled.reason()}; {run.path}", EXIT_FAILED)
+    slowest_s = slowest_step_s(run, small.train.global_batch(small.world_size))
+    return Straight(str(run.path), outcome_of(run), round(max(STEP_FLOOR_S, STEP_FACTOR * slowest_s), 1))
 
 
-def try_fault(shared: Drill, fault: Fault, outcome: Outcome) -> Result:
+def try_fault(shared: Drill, fault: Fault, straight: Straight) -> Result:
     """One run with one fault, to its end."""
+    # A rank that the drill holds still must not pass for a hung one, and one that hangs must be noticed soon.
+    timeouts_s = {"pause": PAUSED_STEP_TIMEOUT_S, "stop": straight.step_timeout_s}
     small = small_spec(
         shared.spec,
         [fault.in_spec(shared.spec.world_size)],
-        is_paused=fault.do == "pause",
+        maybe_step_timeout_s=timeouts_s.get(fault.do),
         time_limit=fault.time_limit,
     )
     with submitted(shared, fault.key, small) as drilled:
@@ -139,7 +155,7 @@ def try_fault(shared: Drill, fault: Fault, outcome: Outcome) -> Result:
             return Result(fault.key, fault.title, "not tried", str(error), run_dir=str(drilled.run.path))
         if not drilled.wait(drilled.run.summary.exists) and drilled.route == "local":
             cause = play_queue(drilled, cause)
-        return judge(drilled, fault, cause, outcome)
+        return judge(drilled, fault, cause, straight.outcome)
 
 
 def disturb(drilled: DrillRun, fault: Fault) -> Cause:

@@ -75,6 +75,11 @@ def outcome_of(run: RunFolder) -> Outcome:
     return Outcome(summary["weights_sha256"], summary["samples_sha256"], tuple(lines))
 
 
+def slowest_step_s(run: RunFolder, batch: int) -> float:
+    """Seconds of the slowest step of a finished run that logged each; batch: images per step."""
+    return max(batch / float(line["images_per_s"]) for line in read_lines(run.metrics))
+
+
 def steps_lost(run: RunFolder, *, maybe_step: int | None) -> int:
     """Steps that were done twice.
 

@@ -19,16 +19,19 @@ SAVE_STEP = 15  # the first save after FAULT_STEP
 TIME_LIMIT = "10"  # minutes
 SHORT_TIME_LIMIT = "2"  # the shortest that leaves room for the warning
 SIGNAL_LEAD_S = 29
-STEP_TIMEOUT_S = 10.0
 PAUSED_STEP_TIMEOUT_S = 900.0
 
 
 def small_spec(
-    spec: JobSpec, faults: Sequence[Mapping[str, Any]], *, is_paused: bool = False, time_limit: str = TIME_LIMIT
+    spec: JobSpec,
+    faults: Sequence[Mapping[str, Any]],
+    *,
+    maybe_step_timeout_s: float | None = None,
+    time_limit: str = TIME_LIMIT,
 ) -> JobSpec:
     """The spec's job, made small, with faults.
 
-    is_paused: one rank will be held still until somebody acts, which must not pass for a hang.
+    maybe_step_timeout_s: how long a step may last before it counts as hung; None leaves what the spec says.
     """
     is_on_slurm = spec.cluster == "slurm"
     return spec.model_copy(
@@ -38,7 +41,7 @@ def small_spec(
             "signal_lead_s": SIGNAL_LEAD_S,
             "mail_user": None,
             "mail_type": None,
-            "train": small_train(spec, is_paused=is_paused),
+            "train": small_train(spec, maybe_step_timeout_s),
             "dataset": small_dataset(spec),
             "checkpoint": spec.checkpoint.model_copy(
                 update={
@@ -52,7 +55,7 @@ def small_spec(
     )
 
 
-def small_train(spec: JobSpec, *, is_paused: bool) -> TrainSpec:
+def small_train(spec: JobSpec, maybe_step_timeout_s: float | None) -> TrainSpec:
     """A few steps of the same model and global batch, each of them logged."""
     changes: dict[str, Any] = {
         "epochs": EPOCHS,
@@ -63,8 +66,8 @@ def small_train(spec: JobSpec, *, is_paused: bool) -> TrainSpec:
         "eval_every_epochs": 1,
         "log_every_steps": 1,
     }
-    if "step_timeout_s" in TrainSpec.model_fields:
-        changes["step_timeout_s"] = PAUSED_STEP_TIMEOUT_S if is_paused else STEP_TIMEOUT_S
+    if maybe_step_timeout_s is not None and "step_timeout_s" in TrainSpec.model_fields:
+        changes["step_timeout_s"] = maybe_step_timeout_s
     return spec.train.model_copy(update=changes)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.drill import Drill, prepare, run_undisturbed, try_fault
-from cluster.drill_card import Outcome, Result, outcome_of
+from cluster.drill import Drill, Straight, prepare, run_undisturbed, try_fault
+from cluster.drill_card import Result
 from cluster.drill_faults import FAULTS
 from cluster.runs import RunFolder
 from cluster.spec import load_spec
@@ -26,13 +26,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory, staged_data: Path) -> Drill
 
 
 @pytest.fixture(scope="module")
-def outcome(shared: Drill) -> Outcome:
-    return outcome_of(run_undisturbed(shared).run)
+def straight(shared: Drill) -> Straight:
+    return run_undisturbed(shared)
 
 
-def drill_one(key: str, shared: Drill, outcome: Outcome) -> Result:
+def drill_one(key: str, shared: Drill, straight: Straight) -> Result:
     (fault,) = [fault for fault in FAULTS if fault.key == key]
-    return try_fault(shared, fault, outcome)
+    return try_fault(shared, fault, straight)
 
 
 def facts(result: Result) -> dict[str, object]:
@@ -43,8 +43,8 @@ def facts(result: Result) -> dict[str, object]:
     }
 
 
-def test_flipped_bit_is_survived_bit_equal(shared: Drill, outcome: Outcome) -> None:
-    result = drill_one("bit", shared, outcome)
+def test_flipped_bit_is_survived_bit_equal(shared: Drill, straight: Straight) -> None:
+    result = drill_one("bit", shared, straight)
     assert facts(result) == {
         "how": "simulated", "survived": True, "bit_equal": True, "steps_lost": 2, "holds": True,
     }, result  # fmt: skip
@@ -64,8 +64,8 @@ def test_flipped_bit_is_survived_bit_equal(shared: Drill, outcome: Outcome) -> N
         ("port", "real"),
     ],
 )
-def test_fault_is_survived_bit_equal(key: str, how: str, shared: Drill, outcome: Outcome) -> None:
-    result = drill_one(key, shared, outcome)
+def test_fault_is_survived_bit_equal(key: str, how: str, shared: Drill, straight: Straight) -> None:
+    result = drill_one(key, shared, straight)
     assert (result.how, result.holds) == (how, True), result
 
 
@@ -74,25 +74,25 @@ def without(defence: str, shared: Drill) -> Drill:
     return dataclasses.replace(shared, environ={**shared.environ, **taken})
 
 
-def test_drill_notices_that_checkpoints_are_not_verified(shared: Drill, outcome: Outcome) -> None:
-    result = drill_one("bit", without("verify", shared), outcome)
+def test_drill_notices_that_checkpoints_are_not_verified(shared: Drill, straight: Straight) -> None:
+    result = drill_one("bit", without("verify", shared), straight)
     assert facts(result) == {
         "how": "simulated", "survived": True, "bit_equal": False, "steps_lost": 0, "holds": False,
     }, result  # fmt: skip
 
 
-def test_drill_notices_that_ranks_do_not_agree_to_stop(shared: Drill, outcome: Outcome) -> None:
-    result = drill_one("signal", dataclasses.replace(without("agreement", shared), patience_s=45.0), outcome)
+def test_drill_notices_that_ranks_do_not_agree_to_stop(shared: Drill, straight: Straight) -> None:
+    result = drill_one("signal", dataclasses.replace(without("agreement", shared), patience_s=45.0), straight)
     assert result.holds is False
 
 
-def test_drill_notices_that_an_old_attempt_may_write(shared: Drill, outcome: Outcome) -> None:
-    result = drill_one("old", without("fence", shared), outcome)
+def test_drill_notices_that_an_old_attempt_may_write(shared: Drill, straight: Straight) -> None:
+    result = drill_one("old", without("fence", shared), straight)
     assert (result.survived, result.bit_equal, result.holds) == (True, False, False), result
 
 
-def test_old_attempt_changes_no_file(shared: Drill, outcome: Outcome) -> None:
-    result = drill_one("old", shared, outcome)
+def test_old_attempt_changes_no_file(shared: Drill, straight: Straight) -> None:
+    result = drill_one("old", shared, straight)
     assert (result.how, result.holds) == ("simulated", True), result
     assert result.note.startswith("a process of attempt 1, started here after attempt 2 began, left with 1"), result
 

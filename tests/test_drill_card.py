@@ -13,6 +13,7 @@ from cluster.drill_card import (
     card_text,
     maybe_seconds_to_recover,
     outcome_of,
+    slowest_step_s,
     steps_lost,
 )
 from cluster.runs import RunFolder, append_line, write_json
@@ -111,6 +112,12 @@ def test_outcomes_of_two_runs_are_equal_whatever_their_attempts_and_speed(tmp_pa
         outcomes.append(outcome_of(run))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] != outcomes[2]
+
+
+def test_slowest_step_is_told_by_the_lowest_rate(run: RunFolder) -> None:
+    for rate in (400.0, 20.0, 300.0):
+        append_line(run.metrics, {"step": 1, "images_per_s": rate})
+    assert slowest_step_s(run, 60) == 3.0
 
 
 def test_steps_lost_are_counted_from_where_the_rank_broke(run: RunFolder) -> None:

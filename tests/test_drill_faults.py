@@ -66,7 +66,7 @@ def test_one_bit_is_flipped_and_flipped_back(tmp_path: Path) -> None:
 def test_small_spec_keeps_what_the_job_is_on_the_cluster(tmp_path: Path) -> None:
     spec = load_spec(write_spec(tmp_path, tmp_path / "data", SLURM), cwd=tmp_path)
     fault = next(fault for fault in FAULTS if fault.key == "time-limit")
-    small = small_spec(spec, [fault.in_spec(4)], is_paused=True, time_limit=fault.time_limit)
+    small = small_spec(spec, [fault.in_spec(4)], maybe_step_timeout_s=900.0, time_limit=fault.time_limit)
     assert (small.name, small.nodes, small.partition, small.world_size) == ("tiny-drill", 4, "low", 4)
     assert (small.time_limit_s, small.signal_lead_s, small.mail_user, small.mail_type) == (120, 29, None, None)
     assert (small.train.model, small.train.global_batch(4), small.train.lr) == ("small", 60, 0.05)
