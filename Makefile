@@ -2,7 +2,7 @@
 # make test            install what the tests need and run those that a commit must pass
 # make test-long       the rest: every signal of the first seconds, repeated and slow faults
 # make test-debian13   the tests of tests/slurm, long ones too, beside Debian 13's Slurm (24.11); root and apt-get, 400 MB in $(DEBIAN13)
-# make drill           a Slurm on this machine, and the fire drill on it: every fault once, about 5 minutes
+# make drill           a Slurm on this machine, and the fire drill on it: every fault once, 5 to 8 minutes
 # make lint            formatting, lint rules, types
 #
 # TORCH_INDEX          index of another torch build, such as the small CPU one (see README)

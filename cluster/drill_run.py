@@ -200,7 +200,11 @@ def start_submit(
             start_new_session=True,  # a terminal's Ctrl-C is for the drill
         )
     assert process.stdout is not None
-    line = process.stdout.readline()
+    try:
+        line = process.stdout.readline()
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
     if not line:
         process.communicate()
         raise DrillError(log.read_text().strip(), process.returncode)

@@ -1,14 +1,20 @@
 """The fire drill on a real Slurm, at 4 ranks on four nodes."""
 
 import json
+import shlex
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import slurm
-from cluster.drill_faults import FAULTS
+from cluster.drill_faults import FAULTS, higher_partition, requeue_or_terminate
+from cluster.drill_run import DrillRun, NotTriedError
+from cluster.runs import RunFolder
+from tests import training
+from tests.slurm.test_jobs import sbatch, wait_until_gone
 from tests.training import REPOSITORY, command, environment, write_spec
 
 TWO_NODES = "nodes: 2\ntasks_per_node: 2\ntime_limit: 10\npartition: {}"
@@ -56,6 +62,51 @@ def test_preemption_is_simulated_where_no_partition_is_above(
     told = "by scontrol requeue, since no partition is above high"
     assert facts(card) == [("preempt", "simulated", told, True)], card
     assert code == 0
+
+
+@pytest.fixture
+def jobs(environ: dict[str, str]) -> Iterator[Callable[..., str]]:
+    """Starts jobs that sleep, and waits until they run."""
+    started: list[str] = []
+
+    def start(*flags: str) -> str:
+        job_id = sbatch("-N1", "-plow", "-t5", "-o/dev/null", *flags, environ=environ)
+        started.append(job_id)
+        training.wait_for("the job's step", lambda: job_id in slurm.run(["squeue", "-hs", "-o%A"], environ).split())
+        return job_id
+
+    yield start
+    for job_id in started:
+        subprocess.run(["scancel", job_id], env=environ, check=False)
+        wait_until_gone(job_id, environ)
+
+
+def drill_run(job_id: str, folder: Path, environ: dict[str, str]) -> DrillRun:
+    """A job as the drill sees it."""
+    submission = subprocess.Popen(["true"], text=True)
+    submission.wait()
+    return DrillRun(RunFolder(folder), job_id, "slurm", environ, 60.0, submission, folder / "log")
+
+
+def test_job_that_may_not_be_requeued_gets_its_term_all_the_same(
+    tmp_path: Path, environ: dict[str, str], jobs: Callable[..., str]
+) -> None:
+    script = f"echo ready > {tmp_path}/ready; trap 'echo TERM > {tmp_path}/got; exit' TERM; sleep 60 & wait"
+    job_id = jobs("--no-requeue", f"--wrap=srun sh -c {shlex.quote(script)}")
+    training.wait_for("the trap", (tmp_path / "ready").exists)
+    assert requeue_or_terminate(drill_run(job_id, tmp_path, environ)) == "scancel --signal=TERM"
+    training.wait_for("the signal", (tmp_path / "got").exists)
+
+
+def test_drill_preempts_nothing_where_other_jobs_would_be_hit(
+    tmp_path: Path, environ: dict[str, str], jobs: Callable[..., str]
+) -> None:
+    job_id = jobs("-wn1", "--wrap=srun sleep 60")
+    drilled = drill_run(job_id, tmp_path, environ)
+    assert higher_partition(drilled) == "high"
+    jobs("-wn1", "--wrap=srun sleep 60")
+    with pytest.raises(NotTriedError, match=r"^other jobs run on n1, and would be hit$"):
+        higher_partition(drilled)
 
 
 @pytest.mark.long
