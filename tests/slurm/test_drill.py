@@ -51,7 +51,7 @@ def test_drilled_job_is_preempted_by_a_higher_partition(
     assert facts(card) == [("preempt", "real", "by a job in partition high", True)], card
     assert card["results"][0]["steps_lost"] == 0
     assert code == 0
-    assert slurm.run(["squeue", "-h"], environ) == ""
+    training.wait_for("an empty queue", lambda: slurm.run(["squeue", "-h"], environ) == "")
 
 
 def test_preemption_is_simulated_where_no_partition_is_above(
@@ -72,7 +72,9 @@ def jobs(environ: dict[str, str]) -> Iterator[Callable[..., str]]:
     def start(*flags: str) -> str:
         job_id = sbatch("-N1", "-plow", "-t5", "-o/dev/null", *flags, environ=environ)
         started.append(job_id)
-        training.wait_for("the job's step", lambda: job_id in slurm.run(["squeue", "-hs", "-o%A"], environ).split())
+        training.wait_for(
+            "the job's step", lambda: f"{job_id}.0" in slurm.run(["squeue", "-hs", "-o%i"], environ).split()
+        )
         return job_id
 
     yield start
