@@ -2,6 +2,7 @@
 # make test            install what the tests need and run those that a commit must pass
 # make test-long       the rest: every signal of the first seconds, repeated and slow faults
 # make test-debian13   the tests of tests/slurm, long ones too, beside Debian 13's Slurm (24.11); root and apt-get, 400 MB in $(DEBIAN13)
+# make drill           a Slurm on this machine, and the fire drill on it: every fault once, 5 to 8 minutes
 # make lint            formatting, lint rules, types
 #
 # TORCH_INDEX          index of another torch build, such as the small CPU one (see README)
@@ -14,7 +15,7 @@ PIP_FLAGS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 DEBIAN13 ?= /var/tmp/debian13
 
-.PHONY: demo test test-long test-debian13 lint slurm clean
+.PHONY: demo test test-long test-debian13 drill lint slurm clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m cluster.submit configs/local.yaml
@@ -27,6 +28,12 @@ test-long: $(VENV)/installed-dev slurm
 
 test-debian13: $(VENV)/installed-dev
 	tests/slurm/beside_debian13.sh $(DEBIAN13) $(BIN)/python -m pytest -m "long or not long" tests/slurm $(PYTEST_FLAGS)
+
+drill: $(VENV)/installed slurm
+	@set -e; python="$$PWD/$(BIN)/python"; folder=$$(mktemp -d /tmp/drill-XXXXXX); \
+	trap '$$python -m cluster.sandbox down --dir $$folder/s; rmdir $$folder' EXIT; \
+	$$python -m cluster.sandbox up --dir $$folder/s; eval "$$($$python -m cluster.sandbox env --dir $$folder/s)"; \
+	$$python -m cluster.drill configs/drill.yaml $(DRILL_FLAGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -197,8 +197,9 @@ class FaultSpec(_Section):
     """Steps done when it happens: before the next one, or in the first save from then on."""
     rank: Annotated[int, Field(ge=0)]
     """Which rank breaks."""
-    do: Literal["kill", "stop", "raise", "enospc", "slow_save"]
-    """kill, stop: signals; raise: an exception; enospc, slow_save: a full disk, a save of 5 s, on rank 0."""
+    do: Literal["kill", "stop", "signal", "raise", "pause", "enospc", "slow_save", "kill_save", "port"]
+    """kill, stop, signal: KILL, STOP, USR2 to itself; raise: an exception; pause: nothing until it is asked to stop.
+    On rank 0: enospc, slow_save, kill_save: a full disk, 5 s more, KILL in a save; port: its first is taken."""
     every_attempt: bool = False
     """Whether it happens again after a restart; otherwise in the first attempt only."""
 

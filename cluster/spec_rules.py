@@ -125,8 +125,9 @@ def _variable_rules(spec: "JobSpec") -> Iterator[Contradiction]:
 def _fault_rules(spec: "JobSpec") -> Iterator[Contradiction]:
     for number, fault in enumerate(spec.faults):
         key = ("faults", entry(number), "rank")
-        if fault.do in ("enospc", "slow_save") and fault.rank != 0:
-            yield Contradiction((key,), f"{fault.rank} never saves; {fault.do} needs rank 0")
+        if fault.do in ("enospc", "slow_save", "kill_save", "port") and fault.rank != 0:
+            does = "serves no store" if fault.do == "port" else "never saves"
+            yield Contradiction((key,), f"{fault.rank} {does}; {fault.do} needs rank 0")
         elif fault.rank >= spec.world_size:
             message = f"{fault.rank} is no rank of a run with {spec.world_size}; they count from 0"
             yield Contradiction((key, ("nodes",), ("tasks_per_node",)), message)

@@ -4,11 +4,14 @@ Nothing else in this program breaks anything on purpose, and a spec that asks fo
 allows it.
 """
 
+import contextlib
 import errno
 import logging
 import os
 import signal
+import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.rank import RankEnv
@@ -18,7 +21,10 @@ from cluster.spec import FaultSpec, JobSpec
 log = logging.getLogger("run")
 
 SLOW_SAVE_S = 5.0
-IN_SAVES = ("enospc", "slow_save")
+PAUSE_S = 900.0  # at most; a drill waits for a time limit of minutes
+IN_SAVES = ("enospc", "slow_save", "kill_save")
+AT_START = ("port",)
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "signal": signal.SIGUSR2}
 
 
 class FaultError(RuntimeError):
@@ -34,10 +40,15 @@ class Faults:
     """What is still to go wrong with one rank in one attempt; mostly nothing."""
 
     waiting: tuple[FaultSpec, ...] = ()
+    is_asked_to_stop: Callable[[], bool] = lambda: False
 
     @classmethod
-    def of(cls, spec: JobSpec, env: RankEnv, attempt: int) -> "Faults":
+    def of(
+        cls, spec: JobSpec, env: RankEnv, attempt: int, is_asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> "Faults":
         """The faults of this rank in this attempt, counted from 1.
+
+        is_asked_to_stop: ends a pause.
 
         Raises FaultRankError: one is for a rank that this world does not have; every rank raises it.
         """
@@ -45,13 +56,25 @@ class Faults:
             if fault.rank >= env.world_size:
                 raise FaultRankError(f"faults.rank: {fault.rank} is no rank of a run with {env.world_size}")
         return cls(
-            tuple(fault for fault in spec.faults if fault.rank == env.rank and (attempt == 1 or fault.every_attempt))
+            tuple(fault for fault in spec.faults if fault.rank == env.rank and (attempt == 1 or fault.every_attempt)),
+            is_asked_to_stop,
         )
 
     def announce(self) -> None:
         """Warn of each, so that nobody takes it for an accident."""
         for fault in self.waiting:
             log.warning("breaks on purpose: %s at step %d of rank %d", fault.do, fault.at_step, fault.rank)
+
+    def before_meeting(self, port: int) -> None:
+        """Be the stranger who holds a port and says nothing, for as long as this process lives.
+
+        port: the first one on which rank 0 would serve the store.
+        """
+        for fault in self.waiting:
+            if fault.do in AT_START:
+                self._note(fault)
+                with contextlib.suppress(OSError):  # somebody else holds it: just as well
+                    socket.create_server(("", port), backlog=64).detach()
 
     def before_step(self, num_done: int) -> None:
         """Break before a step is made.
@@ -61,11 +84,14 @@ class Faults:
         Raises FaultError: as asked for.
         """
         for fault in self.waiting:
-            if fault.at_step == num_done and fault.do not in IN_SAVES:
+            if fault.at_step == num_done and fault.do not in (*IN_SAVES, *AT_START):
                 self._note(fault)
                 if fault.do == "raise":
                     raise FaultError(f"broken on purpose at step {num_done}")
-                os.kill(os.getpid(), signal.SIGKILL if fault.do == "kill" else signal.SIGSTOP)
+                if fault.do == "pause":
+                    self._pause()
+                else:
+                    os.kill(os.getpid(), SIGNALS[fault.do])
 
     def while_saving(self, step: int) -> None:
         """Break a save while its temporary file is there.
@@ -79,7 +105,15 @@ class Faults:
                 self._note(fault)
                 if fault.do == "enospc":
                     raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, on purpose at step {step}")
+                if fault.do == "kill_save":
+                    os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(SLOW_SAVE_S)
+
+    def _pause(self) -> None:
+        """Hold the run still, so that one of seconds is not over before Slurm or its user acts."""
+        end = time.monotonic() + PAUSE_S
+        while not self.is_asked_to_stop() and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _note(self, fault: FaultSpec) -> None:
         """Each happens once."""

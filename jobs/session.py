@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from cluster.rank import RankEnv
+from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunFolder
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec
@@ -52,6 +52,7 @@ class Session:
     run: RunFolder
     attempt: int
     watch: Watch = dataclasses.field(default_factory=Watch)
+    faults: Faults = dataclasses.field(default_factory=Faults)
 
 
 def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str]:
@@ -70,6 +71,8 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     use_device(device, spec)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
+    told_attempt = int(environ.get(ATTEMPT_VARIABLE, "1"))  # without a supervisor it is known only once all have met
+    Faults.of(spec, env, told_attempt).before_meeting(env.master_ports[0])
     with dns_silenced() as silence_dns:
         # Without the name of an interface gloo looks up this host's own name, which may be known to DNS only.
         on_resolved = silence_dns if "GLOO_SOCKET_IFNAME" in environ else lambda: None
@@ -86,7 +89,8 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     watch.at("preparing", 0)
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
-    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt, watch)
+    faults = Faults.of(spec, env, attempt, stop.is_set)
+    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt, watch, faults)
 
 
 def is_finished(session: Session) -> bool:
@@ -98,7 +102,6 @@ def is_finished(session: Session) -> bool:
 def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
     """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
     spec, env, device = session.spec, session.env, session.device
-    faults = Faults.of(spec, env, session.attempt)
     recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
     environment = environment_of(device, spec, env)
@@ -107,6 +110,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
     optimizer = build_optimizer(model, spec.train)
     state, length = restore(model, optimizer, session.control, recorder, length=length, environment=environment)
     announce(recorder, session, length, state)
+    faults = session.faults
     faults.announce()
     ddp = wrap(model, device, spec.train)
     settle_buckets(ddp, device)

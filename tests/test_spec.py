@@ -269,13 +269,16 @@ def test_changed_keys_are_named_with_their_section(tmp_path: Path) -> None:
 
 
 def test_the_shipped_configs() -> None:
-    assert [config.name for config in CONFIGS] == ["4node.yaml", "cifar100.yaml", "image_folder.yaml", "local.yaml"]
+    assert [config.name for config in CONFIGS] == [
+        "4node.yaml", "cifar100.yaml", "drill.yaml", "image_folder.yaml", "local.yaml",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.name))
 def test_a_config_opens_with_its_command(config: Path) -> None:
     first = config.read_text(encoding="utf-8").splitlines()[0]
-    assert first.split()[:5] == ["#", "python", "-m", "cluster.submit", f"configs/{config.name}"]
+    module = "cluster.drill" if config.name == "drill.yaml" else "cluster.submit"
+    assert first.split()[:5] == ["#", "python", "-m", module, f"configs/{config.name}"]
 
 
 def test_the_reference_config_is_four_nodes_of_two_gpus() -> None:

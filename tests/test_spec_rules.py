@@ -8,6 +8,10 @@ from tests.specs import load, problems
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
+        (["nodes: 2", "faults: [{at_step: 0, rank: 1, do: kill_save}]"],
+         ["4: faults.rank: 1 never saves; kill_save needs rank 0"]),
+        (["nodes: 2", "faults: [{at_step: 0, rank: 1, do: port}]"],
+         ["4: faults.rank: 1 serves no store; port needs rank 0"]),
         (["memory_per_node: 1G", "memory_per_cpu: 1G"],
          ["4: memory_per_cpu: memory_per_node and memory_per_cpu exclude each other; keep one"]),
         (["memory_per_cpu: 1G", "memory_per_node: 1G"],
