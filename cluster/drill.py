@@ -32,6 +32,7 @@ from cluster.drill_card import (
 from cluster.drill_faults import REAL, Cause, Fault, choose
 from cluster.drill_run import DrillError, DrillRun, NotTriedError
 from cluster.drill_spec import PAUSED_STEP_TIMEOUT_S, small_spec
+from cluster.environment import clean_environment
 from cluster.runs import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -43,7 +44,6 @@ from cluster.runs import (
     write_json,
 )
 from cluster.spec import FAULTS_VARIABLE, JobSpec, dump_spec, load_spec
-from cluster.submit import clean_environment
 
 PATIENCE_S = 300.0
 STEP_FACTOR = 10.0  # of the slowest step: one that lasts longer is hung
