@@ -269,6 +269,20 @@ def test_newest_and_best_are_kept(run: RunFolder, keep_last: int, best: int | No
     assert files_of(run.checkpoints) == sorted(names_of(*kept))
 
 
+@pytest.mark.parametrize(
+    ("checkpoints_that_fit", "best", "kept"),
+    [(4, None, (1, 2, 3, 4)), (2, None, (3, 4)), (2, 1, (1, 4)), (1, 1, (4,)), (0, 1, (4,))],
+)
+def test_older_checkpoints_go_until_the_rest_fits(
+    run: RunFolder, checkpoints_that_fit: int, best: int | None, kept: tuple[int, ...]
+) -> None:
+    for step in (1, 2, 3, 4):
+        save_step(run, step)
+    size = (run.checkpoints / "step_00000004.pt").stat().st_size
+    prune(run.checkpoints, keep_last=9, maybe_best_step=best, maybe_max_bytes=size * checkpoints_that_fit)
+    assert files_of(run.checkpoints) == sorted(names_of(*kept))
+
+
 def test_leftovers_of_killed_saves_are_removed_and_nothing_else(run: RunFolder) -> None:
     save_step(run, 1)
     for name in ("step_00000002.pt", "step_00000003.pt.a0001.tmp", "step_00000004.json.a0001.tmp"):
