@@ -81,6 +81,7 @@ def test_drill_notices_that_checkpoints_are_not_verified(shared: Drill, straight
     }, result  # fmt: skip
 
 
+@pytest.mark.long
 def test_drill_notices_that_ranks_do_not_agree_to_stop(shared: Drill, straight: Straight) -> None:
     result = drill_one("signal", dataclasses.replace(without("agreement", shared), patience_s=45.0), straight)
     assert result.holds is False
@@ -91,6 +92,7 @@ def test_drill_notices_that_an_old_attempt_may_write(shared: Drill, straight: St
     assert (result.survived, result.bit_equal, result.holds) == (True, False, False), result
 
 
+@pytest.mark.long
 def test_old_attempt_changes_no_file(shared: Drill, straight: Straight) -> None:
     result = drill_one("old", shared, straight)
     assert (result.how, result.holds) == ("simulated", True), result

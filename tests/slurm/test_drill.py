@@ -54,6 +54,7 @@ def test_drilled_job_is_preempted_by_a_higher_partition(
     training.wait_for("an empty queue", lambda: slurm.run(["squeue", "-h"], environ) == "")
 
 
+@pytest.mark.long
 def test_preemption_is_simulated_where_no_partition_is_above(
     tmp_path: Path, staged_data: Path, environ: dict[str, str]
 ) -> None:
@@ -90,6 +91,7 @@ def drill_run(job_id: str, folder: Path, environ: dict[str, str]) -> DrillRun:
     return DrillRun(RunFolder(folder), job_id, "slurm", environ, 60.0, submission, folder / "log")
 
 
+@pytest.mark.long
 def test_job_that_may_not_be_requeued_gets_its_term_all_the_same(
     tmp_path: Path, environ: dict[str, str], jobs: Callable[..., str]
 ) -> None:
