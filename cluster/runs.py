@@ -6,6 +6,7 @@ events.jsonl and metrics.jsonl only grow, one write per line.
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 FORMAT_VERSION = 1
+
+READ_BYTES = 1 << 22
 
 MANIFEST_NAME = re.compile(r"step_(\d{8,})\.json")
 
@@ -193,6 +196,17 @@ def manifest_steps(checkpoints: Path) -> list[int]:
     """Steps that have a checkpoint, oldest first; a checkpoint exists when its manifest does."""
     found = (MANIFEST_NAME.fullmatch(entry.name) for entry in checkpoints.iterdir())
     return sorted(int(match[1]) for match in found if match)
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """Size in bytes and hexadecimal SHA-256 of a file, read from the storage and not from this machine's cache."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()
 
 
 def new_run_id(now: datetime, suffix: str | None = None) -> str:

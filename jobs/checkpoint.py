@@ -5,10 +5,8 @@ folder; then the manifest the same way.  Removal goes the other way round.  So a
 power cut leaves, a manifest speaks of data that is complete, and a doubt is settled by its SHA-256.
 """
 
-import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,13 +15,12 @@ from typing import IO, Any, cast
 
 import torch
 
-from cluster.runs import FORMAT_VERSION, RunFolder, manifest_steps, sync_folder
+from cluster.runs import FORMAT_VERSION, RunFolder, digest_of, manifest_steps, sync_folder
 from jobs.storage import HashedFile, Storage
 
 log = logging.getLogger("run")
 
 DATA_NAME = re.compile(r"step_\d{8,}\.pt")
-READ_BYTES = 1 << 22
 STORAGE = Storage()
 
 
@@ -142,15 +139,10 @@ def verify(path: Path, manifest: Manifest) -> None:
 
     Raises CheckpointError: size or SHA-256 differ.
     """
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while block := file.read(READ_BYTES):
-            digest.update(block)
-            size += len(block)
-    if (size, digest.hexdigest()) != (manifest.size, manifest.sha256):
+    size, digest = digest_of(path)
+    if (size, digest) != (manifest.size, manifest.sha256):
         raise CheckpointError(
-            f"{path.name}: {size} bytes with SHA-256 {digest.hexdigest()[:12]}..., "
+            f"{path.name}: {size} bytes with SHA-256 {digest[:12]}..., "
             f"the manifest says {manifest.size} and {manifest.sha256[:12]}..."
         )
 
