@@ -30,6 +30,7 @@ from cluster.runs import (
     UsageError,
     digest_of,
     manifest_steps,
+    maybe_object,
 )
 
 WIDTH = 80
@@ -100,7 +101,7 @@ def find_checkpoints(run: RunFolder, now_s: float) -> list[Checkpoint]:
     folder = run.checkpoints
     if not folder.is_dir():
         return []
-    best = read_object(folder / "best.json").get("step")
+    best = maybe_object(folder / "best.json").get("step")
     names = [f"step_{step:08d}.pt" for step in reversed(manifest_steps(folder))]
     whole = [describe(folder, name, now_s) for name in names]
     whole = [one for one in whole if manifest_of(folder, one).exists()]  # its owner may have removed it just now
@@ -136,7 +137,7 @@ def describe(folder: Path, name: str, now_s: float, state: str = "unread") -> Ch
     assert match is not None
     data = folder / name
     manifest = data.with_suffix(".json")
-    said = read_object(manifest)
+    said = maybe_object(manifest)
     newest = maybe_stat(manifest) or maybe_stat(data)
     size = maybe_stat(data)
     epoch, attempt, ranks = (maybe_integer(said, key) for key in ("epoch", "attempt", "world_size"))
@@ -184,9 +185,9 @@ def verify(folder: Path, checkpoint: Checkpoint) -> Checkpoint | None:
     A manifest that has changed while the data was read belongs to a new save of that step, and is read again.
     """
     manifest = manifest_of(folder, checkpoint)
-    while said := read_object(manifest):
+    while said := maybe_object(manifest):
         reason = maybe_difference(folder / checkpoint.name, said)
-        if read_object(manifest) == said:
+        if maybe_object(manifest) == said:
             return replace(checkpoint, state="bad" if reason else "good", reason=reason or "")
     return None if maybe_stat(manifest) is None else replace(checkpoint, state="bad", reason="its manifest is damaged")
 
@@ -246,15 +247,6 @@ def age_text(age_s: float) -> str:
         if age_s >= seconds:
             return f"{age_s / seconds:.0f} {unit}"
     return f"{age_s:.0f} s"
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when the file is not there or is damaged."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def maybe_stat(path: Path) -> os.stat_result | None:

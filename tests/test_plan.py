@@ -191,7 +191,7 @@ def test_damaged_plan_is_an_error_that_says_how(spec: JobSpec, tmp_path: Path) -
     write_plan(make_plan(spec, RUN, python=PYTHON), run)
     whole = json.loads(run.plan.read_text())
     damages = {
-        json.dumps({**whole, "format_version": 2}): "has format_version 2; this release reads 1",
+        json.dumps({**whole, "format_version": "1"}): "is damaged: format_version '1'",
         json.dumps({**whole, "colour": "red"}): "is damaged: missing or unknown keys: colour",
         json.dumps({key: value for key, value in whole.items() if key != "rank"}): (
             "is damaged: missing or unknown keys: rank"
