@@ -236,7 +236,8 @@ def check_format(path: Path, content: Mapping[str, Any], maybe_writer: str | Non
     version = content.get("format_version", FORMAT_VERSION)
     if type(version) is not int or version == FORMAT_VERSION:
         return
-    release = READERS.get(version) or content.get("release") or maybe_writer
+    others = [release for release in (content.get("release"), maybe_writer) if release not in (None, RELEASE)]
+    release = READERS.get(version) or next(iter(others), None)
     to_install = f"slurm-ddp {release}" if release else "the release of slurm-ddp that wrote it"
     raise FormatError(
         f"{path}: format_version {version}, and this is slurm-ddp {RELEASE}, which reads {FORMAT_VERSION}: "

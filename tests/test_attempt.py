@@ -103,6 +103,22 @@ def test_frozen_spec_that_cannot_be_read_is_told_to_every_rank(spec: JobSpec) ->
     assert first == second
 
 
+def test_run_of_another_release_is_refused_on_every_rank(spec: JobSpec) -> None:
+    run, _ = join_both(spec)
+    claim = json.loads((run.attempts / "0001").read_text()) | {"format_version": 2, "release": "0.2.0"}
+    (run.attempts / "0001").write_text(json.dumps(claim))
+    first, second = join_all(spec, run.path)
+    assert (
+        first
+        == second
+        == (
+            f"{run.attempts}/0001: format_version 2, and this is slurm-ddp {RELEASE}, which reads 1: "
+            "install slurm-ddp 0.2.0; nothing was changed"
+        )
+    )
+    assert run.latest_attempt() == 1
+
+
 def test_workers_that_torchrun_restarts_go_on_with_their_run(spec: JobSpec) -> None:
     agents = HashStore()
     run, attempt = join_both(spec, store=PrefixStore("torchrun.0", agents))
