@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.runs import RELEASE, FormatError, RunFolder, SupersededError
+from cluster.runs import RELEASE, FormatError, RunFolder, SupersededError, digest_of
 from jobs.checkpoint import CheckpointError, load_newest, prune, publish, read_manifest, remove_leftovers, save, verify
 
 REPOSITORY = Path(__file__).parents[1]
@@ -234,6 +235,30 @@ def test_data_that_only_a_trusting_reader_could_load_is_put_aside(run: RunFolder
     save_step(run, 1)
     save_step(run, 2, state={"path": Path("x")})
     assert step_loaded(run) == 1
+
+
+def tag_with_gpu(data: Path, manifest: Path) -> None:
+    """Make it a file whose tensors were saved from GPU 0: torch notes the device of each storage in data.pkl."""
+    with zipfile.ZipFile(data) as archive:
+        parts = {entry: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_STORED) as archive:
+        for entry, content in parts.items():
+            if entry.filename.endswith("data.pkl"):
+                assert b"X\x03\0\0\0cpu" in content
+                content = content.replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0")
+            archive.writestr(entry.filename, content)
+    size, digest = digest_of(data)
+    edit(manifest, size=size, sha256=digest)
+
+
+def test_checkpoint_that_was_made_on_a_gpu_is_read_on_the_cpu(run: RunFolder) -> None:
+    save_step(run, 3)
+    damage_step(run, tag_with_gpu, 3)
+    loaded = load_newest(run, 2)
+    assert loaded.quarantined == ()
+    assert loaded.maybe_state is not None
+    assert loaded.maybe_state["model"]["w"].device == torch.device("cpu")
+    assert torch.equal(loaded.maybe_state["model"]["w"], torch.full((1000,), 3.0))
 
 
 def test_storage_that_cannot_be_read_says_nothing_about_the_checkpoint(run: RunFolder) -> None:

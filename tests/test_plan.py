@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.plan import LaunchPlan, make_plan, python_at, read_plan, write_plan
+from cluster.plan import SIGNALS_BLOCKED, STOP_SIGNAL, LaunchPlan, make_plan, python_at, read_plan, write_plan
 from cluster.runs import RunError, RunFolder
+from cluster.signals import STOP_SIGNALS
 from cluster.spec import JobSpec, load_spec
 from tests.specs import load
 
@@ -204,6 +205,12 @@ def test_damaged_plan_is_an_error_that_says_how(spec: JobSpec, tmp_path: Path) -
         with pytest.raises(RunError) as caught:
             read_plan(run)
         assert str(caught.value) == f"{run.plan} {said}"
+
+
+def test_signal_that_slurm_is_asked_for_is_one_that_ranks_handle_and_hold_back_until_they_do() -> None:
+    handled = {number.name.removeprefix("SIG") for number in STOP_SIGNALS}
+    assert {STOP_SIGNAL, "TERM"} < handled
+    assert set(SIGNALS_BLOCKED) == {"env", f"--block-signal={STOP_SIGNAL}", "--block-signal=TERM"}
 
 
 def test_interpreter_is_made_absolute_without_following_its_link(tmp_path: Path) -> None:
