@@ -168,6 +168,12 @@ def test_checkpoint_that_its_owner_removes_meanwhile_is_no_bad_one(run: RunFolde
     assert [checkpoint.step for checkpoint in verify_all(run, found)] == [21, 14]
 
 
+def test_step_that_its_owner_saves_again_meanwhile_is_no_bad_one(run: RunFolder) -> None:
+    found = find_checkpoints(run, NOW_S)
+    save(run, {"model": weights_of(8)}, step=7, epoch=0, attempt=1, environment=ENVIRONMENT)
+    assert [(one.step, one.state) for one in verify_all(run, found)] == [(21, "good"), (14, "good"), (7, "good")]
+
+
 def test_newest_good_weights_are_exported_as_a_plain_state_dict(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
