@@ -44,6 +44,16 @@ def entry(run: RunFolder, job_id: str, time: str) -> dict[str, Any]:
 def find_run(reference: str, environ: Mapping[str, str]) -> RunFolder:
     """The run that a run folder, run id, job id or run name (its newest run) means.
 
+    Raises RunError: there is none.  Raises FormatError: another release wrote it in a form that this one cannot read.
+    """
+    run = look_up(reference, environ)
+    run.check_formats()
+    return run
+
+
+def look_up(reference: str, environ: Mapping[str, str]) -> RunFolder:
+    """The run that is meant, whoever wrote it.
+
     Raises RunError: there is none.
     """
     path = Path(reference)

@@ -140,19 +140,19 @@ def write_plan(plan: LaunchPlan, run: RunFolder) -> None:
 
 
 def read_plan(run: RunFolder) -> LaunchPlan:
-    """Read plan.json back.
+    """Read plan.json back; a supervisor's first look at a run.
 
-    Raises RunError: there is none, or this release cannot read it.
+    Raises RunError: there is none, or it is damaged.  Raises FormatError: another release wrote a file of the run.
     """
+    run.check_formats()
     try:
         kept: dict[str, Any] = dict(json.loads(run.plan.read_text()))
     except FileNotFoundError:
         raise RunError(f"{run.path} is no run folder: it holds no plan.json") from None
     except (TypeError, ValueError) as error:
         raise RunError(f"{run.plan} is damaged: {error}") from None
-    version = kept.pop("format_version", None)
-    if version != FORMAT_VERSION:
-        raise RunError(f"{run.plan} has format_version {version}; this release reads {FORMAT_VERSION}")
+    if (version := kept.pop("format_version", None)) != FORMAT_VERSION:
+        raise RunError(f"{run.plan} is damaged: format_version {version!r}")
     differing = set(kept) ^ {field.name for field in fields(LaunchPlan)}
     if differing:
         raise RunError(f"{run.plan} is damaged: missing or unknown keys: {', '.join(sorted(differing))}")

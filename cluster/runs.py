@@ -6,18 +6,24 @@ events.jsonl and metrics.jsonl only grow, one write per line.
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-FORMAT_VERSION = 1
+RELEASE = "0.1.0"  # of this package, as in pyproject.toml
+FORMAT_VERSION = 1  # of all files of a run folder
+READERS: Mapping[int, str] = {1: "0.1.0"}  # format_version -> the last release that reads it
+
+SPEC_VERSION = re.compile(r"^format_version: (\d+)$", re.MULTILINE)  # as spec.dump_spec writes it
+READ_BYTES = 1 << 22
 
 MANIFEST_NAME = re.compile(r"step_(\d{8,})\.json")
 
@@ -36,6 +42,10 @@ class UsageError(ValueError):
 
 class RunError(UsageError):
     """A run folder that is not there or does not hold what it should."""
+
+
+class FormatError(UsageError):
+    """A file in a form of another release.  It is no damage, and nothing of its run may be changed."""
 
 
 class SupersededError(RuntimeError):
@@ -171,7 +181,8 @@ class RunFolder:
         while True:
             attempt = self.latest_attempt() + 1
             with contextlib.suppress(FileExistsError), (self.attempts / f"{attempt:04d}").open("x") as file:
-                claim = {"format_version": FORMAT_VERSION, "attempt": attempt, "time": utc_now(), **owner}
+                head = {"format_version": FORMAT_VERSION, "release": RELEASE}
+                claim = {**head, "attempt": attempt, "time": utc_now(), **owner}
                 file.write(json.dumps(claim) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -190,24 +201,89 @@ class RunFolder:
             raise SupersededError(f"attempt {latest} owns {self.path}; attempt {attempt} writes nothing more")
 
     def append_event(self, event: str, *, attempt: int, job_id: str, **fields: Any) -> None:  # noqa: ANN401
-        """Add one line to events.jsonl."""
-        append_line(self.events, {"time": utc_now(), "event": event, "attempt": attempt, "job_id": job_id, **fields})
+        """Add one line to events.jsonl; those of a submission say in which form the file goes on."""
+        head = {"time": utc_now(), "event": event, "attempt": attempt, "job_id": job_id}
+        form = {"format_version": FORMAT_VERSION, "release": RELEASE} if event == "submitted" else {}
+        append_line(self.events, {**head, **fields, **form})
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events, oldest first."""
         return list(read_lines(self.events))
 
     def read_json(self, path: Path) -> dict[str, Any]:
-        """A JSON file of this folder; empty when it is not there yet."""
+        """A JSON file of this folder; empty when it is not there yet.
+
+        Raises FormatError: another release wrote it.
+        """
         with contextlib.suppress(FileNotFoundError):
-            return dict(json.loads(path.read_text()))
+            content = dict(json.loads(path.read_text()))
+            check_format(path, content)
+            return content
         return {}
+
+    def check_formats(self) -> None:
+        """Look at every file that says its form, before anything of the run is changed.
+
+        Left out are records of failures, of which there may be one for each rank: only their own attempt reads them.
+
+        Raises FormatError: another release wrote one.
+        """
+        claims = [maybe_object(path) for path in sorted(self.attempts.glob("*"))]
+        submissions = [event for event in self.read_events() if event.get("event") == "submitted"]
+        releases = [str(said["release"]) for said in [*submissions, *claims] if said.get("release", RELEASE) != RELEASE]
+        maybe_writer = releases[-1] if releases else None
+        if self.spec.is_file() and (match := SPEC_VERSION.search(self.spec.read_text(errors="replace"))):
+            check_format(self.spec, {"format_version": int(match[1])}, maybe_writer)
+        for said in submissions:
+            check_format(self.events, said, maybe_writer)
+        for pattern in ("*.json", "attempts/*", "checkpoints/*.json"):
+            for path in sorted(self.path.glob(pattern)):
+                check_format(path, maybe_object(path), maybe_writer)
+
+
+def check_format(path: Path, content: Mapping[str, Any], maybe_writer: str | None = None) -> None:
+    """Compare a file's format_version with ours; one that says none, or something odd, is left to its reader.
+
+    maybe_writer: the release that wrote it, where that is known.
+
+    Raises FormatError: it is in another form; the text names the release to install.
+    """
+    version = content.get("format_version", FORMAT_VERSION)
+    if type(version) is not int or version == FORMAT_VERSION:
+        return
+    others = [release for release in (content.get("release"), maybe_writer) if release not in (None, RELEASE)]
+    release = READERS.get(version) or next(iter(others), None)
+    to_install = f"slurm-ddp {release}" if release else "the release of slurm-ddp that wrote it"
+    raise FormatError(
+        f"{path}: format_version {version}, and this is slurm-ddp {RELEASE}, which reads {FORMAT_VERSION}: "
+        f"install {to_install}; nothing was changed"
+    )
+
+
+def maybe_object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty when the file is not there, is no file, or is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def manifest_steps(checkpoints: Path) -> list[int]:
     """Steps that have a checkpoint, oldest first; a checkpoint exists when its manifest does."""
     found = (MANIFEST_NAME.fullmatch(entry.name) for entry in checkpoints.iterdir())
     return sorted(int(match[1]) for match in found if match)
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """Size in bytes and hexadecimal SHA-256 of a file, read from the storage and not from this machine's cache."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()
 
 
 def new_run_id(now: datetime, suffix: str | None = None) -> str:

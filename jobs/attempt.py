@@ -65,12 +65,13 @@ def begin(spec: JobSpec, maybe_run_dir: Path | None, env: RankEnv, store: Store,
 def open_run(spec: JobSpec, maybe_run_dir: Path | None, job_id: str) -> RunFolder:
     """Make a run folder, or open the one to go on with.
 
-    Raises RunError: the folder's frozen spec is another.
+    Raises RunError: the folder's frozen spec is another.  Raises FormatError: another release wrote a file of it.
     """
     if maybe_run_dir is None:
         maybe_run_dir = spec.run_root / spec.name / new_run_id(datetime.now(timezone.utc))
     run = RunFolder(maybe_run_dir)
     if run.spec.exists():
+        run.check_formats()
         differing = changed_keys(load_spec(run.spec, cwd=run.path, allow_faults=True), spec)
         if differing:
             raise RunError(

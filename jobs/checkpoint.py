@@ -5,10 +5,8 @@ folder; then the manifest the same way.  Removal goes the other way round.  So a
 power cut leaves, a manifest speaks of data that is complete, and a doubt is settled by its SHA-256.
 """
 
-import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,13 +15,12 @@ from typing import IO, Any, cast
 
 import torch
 
-from cluster.runs import FORMAT_VERSION, RunFolder, manifest_steps, sync_folder
+from cluster.runs import FORMAT_VERSION, RunFolder, check_format, digest_of, manifest_steps, sync_folder
 from jobs.storage import HashedFile, Storage
 
 log = logging.getLogger("run")
 
 DATA_NAME = re.compile(r"step_\d{8,}\.pt")
-READ_BYTES = 1 << 22
 STORAGE = Storage()
 
 
@@ -85,7 +82,7 @@ def save(
 
     def write_state(file: HashedFile) -> None:
         try:
-            torch.save(dict(state), cast(IO[bytes], file))
+            torch.save({"format_version": FORMAT_VERSION, **state}, cast(IO[bytes], file))
         except RuntimeError as error:  # torch's own words for a write that failed
             raise file.maybe_error or error from None
         while_writing()
@@ -142,15 +139,10 @@ def verify(path: Path, manifest: Manifest) -> None:
 
     Raises CheckpointError: size or SHA-256 differ.
     """
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while block := file.read(READ_BYTES):
-            digest.update(block)
-            size += len(block)
-    if (size, digest.hexdigest()) != (manifest.size, manifest.sha256):
+    size, digest = digest_of(path)
+    if (size, digest) != (manifest.size, manifest.sha256):
         raise CheckpointError(
-            f"{path.name}: {size} bytes with SHA-256 {digest.hexdigest()[:12]}..., "
+            f"{path.name}: {size} bytes with SHA-256 {digest[:12]}..., "
             f"the manifest says {manifest.size} and {manifest.sha256[:12]}..."
         )
 
@@ -158,16 +150,19 @@ def verify(path: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path, step: int) -> Manifest:
     """The manifest of one step.
 
-    Raises CheckpointError: it is damaged, speaks of another step, or another release wrote it.
+    Raises CheckpointError: it is damaged, or speaks of another step.  Raises FormatError: another release wrote it.
     """
     path = data_path(folder, step).with_suffix(".json")
     try:
         fields = dict(json.loads(path.read_bytes()))
-        version = fields.get("format_version")
-        if version != FORMAT_VERSION:
-            raise CheckpointError(f"{path.name}: format_version {version!r}, this release reads {FORMAT_VERSION}")
-        manifest = Manifest(**fields)
     except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path.name}: {error}") from None
+    check_format(path, fields)
+    if fields.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(f"{path.name}: format_version {fields.get('format_version')!r}")
+    try:
+        manifest = Manifest(**fields)
+    except TypeError as error:
         raise CheckpointError(f"{path.name}: {error}") from None
     if manifest.step != step:
         raise CheckpointError(f"{path.name}: it speaks of step {manifest.step!r}")
@@ -177,7 +172,8 @@ def read_manifest(folder: Path, step: int) -> Manifest:
 def load_newest(run: RunFolder, attempt: int) -> Loaded:
     """The newest checkpoint that is what its manifest says; those in doubt go to bad/, each with a warning.
 
-    Raises OSError: the storage cannot be read, which says nothing about the checkpoint.
+    Raises OSError: the storage cannot be read, which says nothing about the checkpoint.  Raises FormatError: another
+    release wrote it, and it stays where it is.
     """
     quarantined: list[tuple[str, str]] = []
     for step in reversed(manifest_steps(run.checkpoints)):
@@ -194,8 +190,9 @@ def load_newest(run: RunFolder, attempt: int) -> Loaded:
 def load(folder: Path, manifest: Manifest) -> dict[str, Any]:
     """The state of one checkpoint, on the CPU.
 
-    Raises CheckpointError: the data file is not what the manifest says, or cannot be decoded.  Raises OSError or
-    MemoryError: this machine failed, which says nothing about the checkpoint.
+    Raises CheckpointError: the data file is not what the manifest says, or cannot be decoded.  Raises FormatError:
+    another release wrote it.  Raises OSError or MemoryError: this machine failed, which says nothing about the
+    checkpoint.
     """
     path = data_path(folder, manifest.step)
     verify(path, manifest)
@@ -206,6 +203,8 @@ def load(folder: Path, manifest: Manifest) -> dict[str, Any]:
     except Exception as error:  # torch names no exception of its own for a file that it cannot decode
         reason = next(iter(str(error).splitlines()), "")
         raise CheckpointError(f"{path.name}: {type(error).__name__}: {reason}") from error
+    check_format(path, state)
+    state.pop("format_version", None)
     return state
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cluster.runs import RunError
+from cluster.runs import FormatError, RunError
 from jobs.checkpoint import Loaded, load_newest, remove_leftovers
 from jobs.control import Control
 from jobs.metrics import Recorder
@@ -37,7 +37,8 @@ def restore(
 
     The model's weights reach the other ranks by DDP's constructor, which broadcasts rank 0's.
 
-    Raises RunError: the checkpoint was made with another global batch, so its position has no meaning here.
+    Raises RunError: the checkpoint was made with another global batch, so its position has no meaning here, or by
+    another release.
     """
     told: dict[str, Any] = {}
     if recorder.writes:
@@ -63,7 +64,10 @@ def read_position(
     Raises SupersededError: a later attempt owns the run; nothing of it was touched.
     """
     recorder.run.check_owner(recorder.attempt)
-    loaded = load_newest(recorder.run, recorder.attempt)
+    try:
+        loaded = load_newest(recorder.run, recorder.attempt)
+    except FormatError as error:
+        return {"error": str(error)}
     for name, reason in loaded.quarantined:
         recorder.event("checkpoint_quarantined", name=name, reason=reason)
     remove_leftovers(recorder.run.checkpoints)

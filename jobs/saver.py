@@ -5,6 +5,7 @@ and a warning, until checkpoint.max_failed_saves of them in a row.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -45,10 +46,12 @@ class Saver:
     faults: Faults
     committed_step: int = 0  # the last step that a checkpoint holds
     maybe_best_step: int | None = None  # kept beside the newest
+    lead_s: float = math.inf  # from Slurm's warning to the end of the allocation
     failures: int = 0  # in a row
     last_failure: str = ""
     _size: int = 0  # bytes of a checkpoint, about
     _stall_s: float = 0.0  # what the save in flight has cost the training
+    _told_of_lead: bool = False
     _copy: HostCopy = field(default_factory=HostCopy)
     _thread: threading.Thread | None = None
     _maybe_error: BaseException | None = None  # of the thread: not the storage's
@@ -139,8 +142,10 @@ class Saver:
                 while_writing=lambda: self.faults.while_saving(step),
             )
             self.committed_step, self._size, self.failures = step, manifest.size, 0
-            figures = {"seconds": round(time.monotonic() - began, 3), "stall_seconds": round(self._stall_s, 5)}
+            seconds = time.monotonic() - began
+            figures = {"seconds": round(seconds, 3), "stall_seconds": round(self._stall_s, 5)}
             self.recorder.event("checkpoint_saved", step=step, bytes=manifest.size, **figures)
+            self._compare_with_lead(seconds)
         except (OSError, CheckpointError) as error:
             path = data_path(self.recorder.run.checkpoints, step)
             self._note_failure(f"{path.name} was not saved: {self._describe(error)}", step=step)
@@ -148,6 +153,16 @@ class Saver:
             self._maybe_error = error
         else:
             self._drop_old()
+
+    def _compare_with_lead(self, seconds: float) -> None:
+        """Warn once where a save takes so long that the one before a time limit may come too late."""
+        if 2 * seconds > self.lead_s and not self._told_of_lead:
+            self._told_of_lead = True
+            log.warning(
+                "a save took %.1f s, and signal_lead_s is %.0f s: give at least twice what a save takes, and a step",
+                seconds,
+                self.lead_s,
+            )
 
     def finish(self) -> bool:
         """Wait for the save in flight; whether the last one that was begun has been committed."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -116,6 +117,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
     settle_buckets(ddp, device)
     best = state.best_step if state.best_step >= 0 else None
     saver = Saver(recorder, spec.checkpoint, model, optimizer, environment, faults, state.step, best)
+    saver.lead_s = spec.signal_lead_s if spec.cluster == "slurm" else math.inf
     saver.prepare()
     return Loop(
         spec=spec,

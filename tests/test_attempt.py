@@ -9,12 +9,14 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, not in __all__
 
 from cluster.rank import ATTEMPT_VARIABLE
-from cluster.runs import RunError, RunFolder
+from cluster.runs import FORMAT_VERSION, RELEASE, RunError, RunFolder
 from cluster.spec import JobSpec, load_spec
 from jobs.attempt import join_attempt, own_job_id
 from tests.small_run import make_spec, place
 
 SLURM = {"SLURM_JOB_ID": "4711"}
+
+FORM = {"format_version": FORMAT_VERSION, "release": RELEASE}
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def test_ranks_by_themselves_make_a_run_and_agree_on_it(spec: JobSpec) -> None:
     assert (run.path.parent, attempt) == (spec.run_root / spec.name, 1)
     assert load_spec(run.spec, cwd=run.path) == spec
     assert told_of(run) == [
-        {"event": "submitted", "attempt": 0, "job_id": "4711", "route": "direct"},
+        {"event": "submitted", "attempt": 0, "job_id": "4711", "route": "direct", **FORM},
         {"event": "attempt_started", "attempt": 1, "job_id": "4711", "world_size": 2},
     ]
     assert run.read_attempt(1)["job_id"] == "4711"
@@ -101,6 +103,22 @@ def test_frozen_spec_that_cannot_be_read_is_told_to_every_rank(spec: JobSpec) ->
     assert first == second
 
 
+def test_run_of_another_release_is_refused_on_every_rank(spec: JobSpec) -> None:
+    run, _ = join_both(spec)
+    claim = json.loads((run.attempts / "0001").read_text()) | {"format_version": 2, "release": "0.2.0"}
+    (run.attempts / "0001").write_text(json.dumps(claim))
+    first, second = join_all(spec, run.path)
+    assert (
+        first
+        == second
+        == (
+            f"{run.attempts}/0001: format_version 2, and this is slurm-ddp {RELEASE}, which reads 1: "
+            "install slurm-ddp 0.2.0; nothing was changed"
+        )
+    )
+    assert run.latest_attempt() == 1
+
+
 def test_workers_that_torchrun_restarts_go_on_with_their_run(spec: JobSpec) -> None:
     agents = HashStore()
     run, attempt = join_both(spec, store=PrefixStore("torchrun.0", agents))
@@ -122,4 +140,4 @@ def test_job_id_is_slurms_or_submitits(environ: dict[str, str], job_id: str) -> 
 def test_claim_says_who_holds_it(spec: JobSpec) -> None:
     run, _ = join_both(spec)
     content = json.loads((run.attempts / "0001").read_text())
-    assert list(content) == ["format_version", "attempt", "time", "job_id", "host", "pid"]
+    assert list(content) == ["format_version", "release", "attempt", "time", "job_id", "host", "pid"]

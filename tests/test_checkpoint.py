@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.runs import RunFolder, SupersededError
+from cluster.runs import RELEASE, FormatError, RunFolder, SupersededError, digest_of
 from jobs.checkpoint import CheckpointError, load_newest, prune, publish, read_manifest, remove_leftovers, save, verify
 
 REPOSITORY = Path(__file__).parents[1]
@@ -66,7 +67,8 @@ def test_state_comes_back_as_it_was_saved(run: RunFolder) -> None:
 
 def test_data_file_can_be_read_without_trust(run: RunFolder) -> None:
     save_step(run, 1)
-    assert list(torch.load(run.checkpoints / "step_00000001.pt", weights_only=True)) == ["model", "state", "list"]
+    content = torch.load(run.checkpoints / "step_00000001.pt", weights_only=True)
+    assert list(content) == ["format_version", "model", "state", "list"]
 
 
 def test_manifest_says_what_the_data_file_is(run: RunFolder) -> None:
@@ -138,8 +140,8 @@ def edit(manifest: Path, **changes: object) -> None:
     manifest.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-def other_version(_data: Path, manifest: Path) -> None:
-    edit(manifest, format_version=2, a_new_field=1)
+def odd_version(_data: Path, manifest: Path) -> None:
+    edit(manifest, format_version="1")
 
 
 def other_step(_data: Path, manifest: Path) -> None:
@@ -156,7 +158,7 @@ def no_digest(_data: Path, manifest: Path) -> None:
 
 BROKEN_DATA = (truncate, append, flip_a_bit, empty, remove_data)
 BROKEN_MANIFEST = (cut_manifest, empty_manifest, binary_manifest, list_in_manifest, no_digest)
-WRONG_MANIFEST = (other_version, other_step, step_as_text)
+WRONG_MANIFEST = (odd_version, other_step, step_as_text)
 Damage = Callable[[Path, Path], None]
 
 
@@ -186,7 +188,7 @@ def test_damaged_checkpoint_is_put_aside_for_the_one_before(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (other_version, "step_00000002.json: format_version 2, this release reads 1"),
+        (odd_version, "step_00000002.json: format_version '1'"),
         (other_step, "step_00000002.json: it speaks of step 1"),
         (step_as_text, "step_00000002.json: it speaks of step '2'"),
     ],
@@ -195,6 +197,29 @@ def test_reason_names_file_and_fault(run: RunFolder, damage: Damage, reason: str
     save_step(run, 2)
     damage_step(run, damage, 2)
     assert load_newest(run, 2).quarantined == (("step_00000002.a0002.pt", reason),)
+
+
+def save_as_the_next_release(run: RunFolder, *, manifest_too: bool) -> None:
+    """A checkpoint of step 2 in another form: the data alone, or the manifest as well."""
+    save_step(run, 2, state={"format_version": 2, **state_of(2)})
+    if manifest_too:
+        edit(run.checkpoints / "step_00000002.json", format_version=2, a_new_field=1, sha256=None)
+
+
+@pytest.mark.parametrize(("manifest_too", "ending"), [(True, "json"), (False, "pt")])
+def test_checkpoint_of_another_release_is_refused_and_stays_where_it_is(
+    run: RunFolder, *, manifest_too: bool, ending: str
+) -> None:
+    save_step(run, 1)
+    save_as_the_next_release(run, manifest_too=manifest_too)
+    before = {path.name: path.read_bytes() for path in run.checkpoints.iterdir()}
+    with pytest.raises(FormatError) as caught:
+        load_newest(run, 2)
+    assert str(caught.value) == (
+        f"{run.checkpoints}/step_00000002.{ending}: format_version 2, and this is slurm-ddp {RELEASE}, which reads 1: "
+        "install the release of slurm-ddp that wrote it; nothing was changed"
+    )
+    assert {path.name: path.read_bytes() for path in run.checkpoints.iterdir()} == before
 
 
 def test_all_bad_checkpoints_are_named_and_nothing_is_loaded(run: RunFolder) -> None:
@@ -210,6 +235,30 @@ def test_data_that_only_a_trusting_reader_could_load_is_put_aside(run: RunFolder
     save_step(run, 1)
     save_step(run, 2, state={"path": Path("x")})
     assert step_loaded(run) == 1
+
+
+def tag_with_gpu(data: Path, manifest: Path) -> None:
+    """Make it a file whose tensors were saved from GPU 0: torch notes the device of each storage in data.pkl."""
+    with zipfile.ZipFile(data) as archive:
+        parts = {entry: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_STORED) as archive:
+        for entry, content in parts.items():
+            if entry.filename.endswith("data.pkl"):
+                assert b"X\x03\0\0\0cpu" in content
+                content = content.replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0")
+            archive.writestr(entry.filename, content)
+    size, digest = digest_of(data)
+    edit(manifest, size=size, sha256=digest)
+
+
+def test_checkpoint_that_was_made_on_a_gpu_is_read_on_the_cpu(run: RunFolder) -> None:
+    save_step(run, 3)
+    damage_step(run, tag_with_gpu, 3)
+    loaded = load_newest(run, 2)
+    assert loaded.quarantined == ()
+    assert loaded.maybe_state is not None
+    assert loaded.maybe_state["model"]["w"].device == torch.device("cpu")
+    assert torch.equal(loaded.maybe_state["model"]["w"], torch.full((1000,), 3.0))
 
 
 def test_storage_that_cannot_be_read_says_nothing_about_the_checkpoint(run: RunFolder) -> None:

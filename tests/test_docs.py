@@ -1,6 +1,8 @@
 """The documentation says what the code does, and its links lead somewhere."""
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,21 @@ def test_spec_page_is_what_the_docstrings_say() -> None:
 def test_run_folder_page_names_every_key_of_the_summary() -> None:
     section = (REPOSITORY / "docs/run-folder.md").read_text().split("## summary.json")[1].split("\n## ")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == tuple(CONTRACT.split()[1:])
+
+
+def searches() -> list[str]:
+    """The commands by which not-here.md shows that something is not here."""
+    return re.findall(r"`(grep [^`]+)`", (REPOSITORY / "docs/not-here.md").read_text())
+
+
+@pytest.mark.parametrize("search", searches())
+def test_what_is_said_to_be_missing_is_not_found(search: str) -> None:
+    done = subprocess.run(shlex.split(search), cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_every_line_about_what_is_missing_has_its_search() -> None:
+    assert (REPOSITORY / "docs/not-here.md").read_text().count("\n- ") == len(searches()) <= 15
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -308,3 +308,27 @@ def test_torchrun_starts_the_same_program(tmp_path: Path, staged_data: Path, und
     subprocess.run(words, env=environment(tmp_path), cwd=REPOSITORY, check=True, capture_output=True)
     summary = summary_of(training.newest_run(tmp_path))
     assert (summary["world_size"], summary["steps"], summary["epochs"]) == (2, 12, 1)
+
+
+def test_term_to_torchrun_saves_on_all_ranks_before_it_kills_them(
+    tmp_path: Path, staged_data: Path, background: list[subprocess.Popen[str]]
+) -> None:
+    spec = write_spec(tmp_path, staged_data)
+    words = command("torch.distributed.run", "--nproc-per-node=2", "-m", "jobs.train", spec, "train.epochs=1000")
+    agent = subprocess.Popen(
+        words,
+        env=environment(tmp_path),
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    background.append(agent)
+    training.wait_for("a run", lambda: list((tmp_path / "runs").glob("*/*/metrics.jsonl")))
+    run = training.newest_run(tmp_path)
+    training.wait_for("step 3", lambda: training.last_step(run) >= 3)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait() != 0
+    told = run.read_events()[-2:]
+    assert [event["event"] for event in told] == ["checkpoint_saved", "stopped"]
+    assert told[0]["step"] == told[1]["step"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.plan import LaunchPlan, make_plan, python_at, read_plan, write_plan
+from cluster.plan import SIGNALS_BLOCKED, STOP_SIGNAL, LaunchPlan, make_plan, python_at, read_plan, write_plan
 from cluster.runs import RunError, RunFolder
+from cluster.signals import STOP_SIGNALS
 from cluster.spec import JobSpec, load_spec
 from tests.specs import load
 
@@ -194,7 +195,7 @@ def test_damaged_plan_is_an_error_that_says_how(spec: JobSpec, tmp_path: Path) -
     write_plan(make_plan(spec, RUN, python=PYTHON), run)
     whole = json.loads(run.plan.read_text())
     damages = {
-        json.dumps({**whole, "format_version": 2}): "has format_version 2; this release reads 1",
+        json.dumps({**whole, "format_version": "1"}): "is damaged: format_version '1'",
         json.dumps({**whole, "colour": "red"}): "is damaged: missing or unknown keys: colour",
         json.dumps({key: value for key, value in whole.items() if key != "rank"}): (
             "is damaged: missing or unknown keys: rank"
@@ -207,6 +208,12 @@ def test_damaged_plan_is_an_error_that_says_how(spec: JobSpec, tmp_path: Path) -
         with pytest.raises(RunError) as caught:
             read_plan(run)
         assert str(caught.value) == f"{run.plan} {said}"
+
+
+def test_signal_that_slurm_is_asked_for_is_one_that_ranks_handle_and_hold_back_until_they_do() -> None:
+    handled = {number.name.removeprefix("SIG") for number in STOP_SIGNALS}
+    assert {STOP_SIGNAL, "TERM"} < handled
+    assert set(SIGNALS_BLOCKED) == {"env", f"--block-signal={STOP_SIGNAL}", "--block-signal=TERM"}
 
 
 def test_interpreter_is_made_absolute_without_following_its_link(tmp_path: Path) -> None:

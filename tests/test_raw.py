@@ -7,7 +7,7 @@ import pytest
 
 from cluster import raw
 from cluster.plan import read_plan
-from cluster.runs import RunError
+from cluster.runs import RELEASE, RunError
 from cluster.spec import load_spec
 from tests.executables import put_answer
 
@@ -54,7 +54,8 @@ def test_run_folder_bears_the_job_id_and_holds_the_spec_and_its_plan(
     assert load_spec(run.spec, cwd=run.path) == load_spec(spec, ["train.lr=0.5"], cwd=Path.cwd())
     assert (read_plan(run).num_nodes, read_plan(run).world_size) == (4, 8)
     events = [{**event, "time": ""} for event in run.read_events()]
-    assert events == [{"time": "", "event": "submitted", "attempt": 0, "job_id": "17", "route": "sbatch"}]
+    told = {"attempt": 0, "job_id": "17", "route": "sbatch", "format_version": 1, "release": RELEASE}
+    assert events == [{"time": "", "event": "submitted", **told}]
     assert log.messages == []
 
 

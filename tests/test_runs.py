@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from cluster.runs import (
+    FORMAT_VERSION,
+    READERS,
+    RELEASE,
     LineHandler,
     RunFolder,
     SupersededError,
@@ -120,8 +124,14 @@ def test_claim_records_its_owner(run: RunFolder) -> None:
     assert run.latest_attempt() == 0
     assert run.claim_attempt({"job_id": "17", "host": "n1", "pid": 4}) == 1
     assert {**run.read_attempt(1), "time": ""} == {
-        "format_version": 1, "attempt": 1, "time": "", "job_id": "17", "host": "n1", "pid": 4,
+        "format_version": 1, "release": RELEASE, "attempt": 1, "time": "", "job_id": "17", "host": "n1", "pid": 4,
     }  # fmt: skip
+
+
+def test_release_is_the_packages_and_reads_its_own_form() -> None:
+    version = re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert version[1] == RELEASE == READERS[FORMAT_VERSION]
 
 
 @pytest.mark.parametrize("content", [None, "", '{"job_id": "1'])

@@ -1,7 +1,9 @@
 """Saves beside the training: on a disk that is full, full for a while, read-only, or just in time."""
 
 import json
+import logging
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ from cluster.signals import StopFlag
 from cluster.spec import JobSpec
 from jobs.checkpoint import load, read_manifest
 from jobs.control import Control
+from jobs.failure import kind_of
+from jobs.finish import finish
 from jobs.loop import Loop
 from jobs.saver import SaveError
 from tests.small_run import claim, lone_group, make_run, make_spec, metrics_of, start_attempt, undisturbed
@@ -179,6 +183,35 @@ def test_stop_on_a_full_disk_says_from_where_the_run_goes_on(
     loop.recorder.stop_beating()
     (stopped,) = events_of(loop.recorder.run, "stopped")
     assert (loop.state.step, stopped["step"]) == (3, 2)
+
+
+def test_run_whose_result_cannot_be_written_is_not_finished(
+    small_disk: Path, spec: JobSpec, group: dist.ProcessGroup
+) -> None:
+    loop = start_on(small_disk, spec, group, keep_last=1)
+    assert loop.run()
+    loop.recorder.stop_beating()
+    fill(small_disk, leaving=0)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        finish(loop)
+    assert kind_of(caught.value) == "disk"  # the rank leaves with code 1
+    run = loop.recorder.run
+    assert (run.summary.exists(), run.model_final.exists(), events_of(run, "finished")) == (False, False, [])
+
+
+def test_lead_that_is_short_for_a_save_is_told_once(
+    tmp_path: Path, spec: JobSpec, group: dist.ProcessGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = start_on(tmp_path, spec, group)
+    loop.saver.lead_s = 0.0
+    with caplog.at_level(logging.WARNING, logger="run"):
+        assert loop.run()
+    loop.recorder.stop_beating()
+    assert len(events_of(loop.recorder.run, "checkpoint_saved")) > 1
+    (message,) = caplog.messages
+    assert re.sub(r"[\d.]+ s,", "_ s,", message, count=1) == (
+        "a save took _ s, and signal_lead_s is 0 s: give at least twice what a save takes, and a step"
+    )
 
 
 def test_checkpoints_beyond_the_size_go_earlier(spec: JobSpec, group: dist.ProcessGroup, tmp_path: Path) -> None:

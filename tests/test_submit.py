@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.plan import make_plan, read_plan
-from cluster.runs import RunFolder
+from cluster.runs import RELEASE, RunFolder
 from cluster.spec import load_spec
 from cluster.submit import SubmissionError, refusal
 from tests.executables import put_answer, put_executable
@@ -183,7 +183,8 @@ def test_submitted_run_has_its_spec_plan_script_and_event(folder: Path) -> None:
     assert load_spec(run.spec, cwd=run.path) == spec
     assert read_plan(run) == make_plan(spec, run, python=sys.executable)
     events = [{**event, "time": ""} for event in run.read_events()]
-    assert events == [{"time": "", "event": "submitted", "attempt": 0, "job_id": "17", "route": "slurm"}]
+    told = {"attempt": 0, "job_id": "17", "route": "slurm", "format_version": 1, "release": RELEASE}
+    assert events == [{"time": "", "event": "submitted", **told}]
     option, script, rank = (folder / "bin" / "asked").read_text().splitlines()
     assert (option, Path(script).parent, rank) == ("--parsable", run.submitit, "none")
 
