@@ -210,7 +210,7 @@ def test_rank_0_killed_while_it_saves_is_started_again(
     spec = write_spec(tmp_path, staged_data, where(more=fault))
     done = submit(spec, "--json", environ={**environ, "CLUSTER_ALLOW_FAULTS": "1"})
     run = training.wait_for_step(tmp_path, FAULT_STEP)
-    training.wait_for("the temporary file", lambda: list(run.checkpoints.glob("*.pt.*.tmp")))
+    training.wait_for("the temporary file", lambda: list(run.checkpoints.glob("step_00000021.pt.*.tmp")))
     (rank_0,) = [pid for pid in training.processes_of(run) if has_rank(pid, 0)]
     os.kill(rank_0, signal.SIGKILL)
     wait_until_finished(run, json.loads(done.stdout)["job_id"], environ)
