@@ -113,7 +113,9 @@ def test_killed_while_it_saves_the_run_goes_on_from_the_checkpoint_before(tmp_pa
     spec.write_text(spec.read_text().replace("at_step: 3", "at_step: 6"))
     words = command("jobs.train", spec, "train.max_steps=9", "train.warmup_epochs=0", "checkpoint.every_steps=3")
     process = subprocess.Popen(words, env=environment(tmp_path, ALLOWED), cwd=REPOSITORY, stderr=subprocess.DEVNULL)
-    training.wait_for("the temporary file", lambda: list((tmp_path / "runs").glob("*/*/checkpoints/step_00000006.pt.*.tmp")))
+    training.wait_for(
+        "the temporary file", lambda: list((tmp_path / "runs").glob("*/*/checkpoints/step_00000006.pt.*.tmp"))
+    )
     process.kill()
     assert process.wait() == -9
     run = newest_run(tmp_path)
