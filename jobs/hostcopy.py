@@ -44,7 +44,7 @@ class HostCopy:
         at_once = {tensor.data_ptr() for tensor in changing}
         for buffer, source in pairs:
             if source.data_ptr() in at_once:
-                buffer.copy_(source)
+                buffer.copy_(source, non_blocking=True)  # on a GPU in order with what the training has queued
         self._pairs = [pair for pair in pairs if pair[1].data_ptr() not in at_once]
         self._copied.clear()
         if any(source.is_cuda for _, source in self._pairs):
