@@ -87,6 +87,7 @@ def test_drill_notices_that_ranks_do_not_agree_to_stop(shared: Drill, straight: 
     assert result.holds is False
 
 
+@pytest.mark.long
 def test_drill_notices_that_an_old_attempt_may_write(shared: Drill, straight: Straight) -> None:
     result = drill_one("old", without("fence", shared), straight)
     assert (result.survived, result.bit_equal, result.holds) == (True, False, False), result
@@ -99,6 +100,7 @@ def test_old_attempt_changes_no_file(shared: Drill, straight: Straight) -> None:
     assert result.note.startswith("a process of attempt 1, started here after attempt 2 began, left with 1"), result
 
 
+@pytest.mark.long
 def test_drill_as_a_command_prints_its_card_as_json_and_keeps_it(tmp_path: Path, staged_data: Path) -> None:
     spec = write_spec(tmp_path, staged_data)
     words = command("cluster.drill", spec, "--only", "port", "--json", "train.seed=3")

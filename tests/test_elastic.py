@@ -23,6 +23,8 @@ from jobs.session import Session, build
 from tests.small_run import claim, join_group_at, make_run, place
 from tests.training import SPEC
 
+pytestmark = pytest.mark.long  # 200 steps twice
+
 NUM_STEPS = 200
 LAST_STEPS = {4: 70, 2: 140, 3: NUM_STEPS}  # where each world of the run that changes ends
 TOLERANCE = 1e-3  # of the loss, relative; set before it was measured

@@ -60,6 +60,7 @@ def blocks_of(path: Path) -> dict[str, str]:
     return {head: frames for head, _, frames in (block.strip().partition("\n") for block in blocks)}
 
 
+@pytest.mark.long
 def test_stopped_rank_is_named_and_the_run_comes_back_equal(
     tmp_path: Path, staged_data: Path, undisturbed: RunFolder
 ) -> None:

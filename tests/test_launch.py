@@ -157,7 +157,8 @@ def test_local_ranks_have_their_variables_and_one_log(start: Callable[..., Local
     code = """
 import json
 names = ("RANK", "WORLD_SIZE", "CLUSTER_TOKEN")
-print(json.dumps([os.environ[name] for name in names] + [os.getsid(0) == os.getpid()]))
+line = json.dumps([os.environ[name] for name in names] + [os.getsid(0) == os.getpid()])
+os.write(1, line.encode() + bytes([10]))  # one write: the ranks share the log
 """
     assert wait(start(code)) == RanksEnd({0: 0, 1: 0})
     lines = (tmp_path / "attempt_0001.log").read_text().splitlines()

@@ -43,6 +43,7 @@ def facts(card: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     return [(line["fault"], line["how"], line["note"], line["holds"]) for line in card["results"]]
 
 
+@pytest.mark.long
 def test_drilled_job_is_preempted_by_a_higher_partition(
     tmp_path: Path, staged_data: Path, environ: dict[str, str]
 ) -> None:

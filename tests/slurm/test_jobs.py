@@ -133,6 +133,7 @@ def test_raw_sbatch_runs_the_same_job(tmp_path: Path, staged_data: Path, environ
     assert load_spec(run.spec, cwd=tmp_path).nodes == 2
 
 
+@pytest.mark.long
 def test_killed_job_resumed_by_hand_equals_the_undisturbed_one(
     tmp_path: Path, staged_data: Path, undisturbed: RunFolder, environ: dict[str, str]
 ) -> None:
