@@ -240,8 +240,9 @@ def test_attempt_that_was_held_still_changes_no_file_once_it_has_a_successor(
 
 
 def contents(run: RunFolder) -> dict[str, bytes]:
-    """Every file of a run but the logs."""
-    files = (path for path in sorted(run.path.rglob("*")) if path.is_file() and run.logs not in path.parents)
+    """Every file of a run but the logs, and but what a process was in the middle of writing: it takes that back."""
+    found = (path for path in sorted(run.path.rglob("*")) if path.is_file() and run.logs not in path.parents)
+    files = (path for path in found if path.suffix != ".tmp")
     return {str(path.relative_to(run.path)): path.read_bytes() for path in files}
 
 
