@@ -48,7 +48,10 @@ def test_update_waits_until_the_weights_are_copied() -> None:
 
 
 def test_nothing_is_waited_for_when_no_copy_was_started() -> None:
-    HostCopy().wait()
+    waiting = threading.Thread(target=HostCopy().wait, daemon=True)
+    waiting.start()
+    waiting.join(timeout=60)
+    assert not waiting.is_alive()
 
 
 def test_buffers_of_the_first_copy_serve_all_others() -> None:
