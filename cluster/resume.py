@@ -15,7 +15,7 @@ from cluster.spec import JobSpec, changed_keys, dump_spec, faults_allowed, load_
 
 FREE_KEYS = frozenset((
     "time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes",
-    "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s",
+    "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s", "code", "python",
 ))  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
     python -m cluster.submit SPEC [section.key=value ...] [--dry-run] [--json] [--wait] [--follow]
     python -m cluster.submit --resume RUN [section.key=value ...]
+    python -m cluster.submit --rerun RUN [section.key=value ...]
 
 What submitit pickles is os.execv and plain text: the job becomes `python -m cluster.supervise RUN_DIR` at once, and
 nothing of submitit is left in it.
@@ -26,7 +27,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster import index, slurm, successor
+from cluster import index, keep, slurm, successor
 from cluster.environment import clean_environment
 from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at, write_plan
@@ -90,19 +91,23 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "words", nargs="*", metavar="SPEC | section.key=value", help="the spec, then values in its place"
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, id, name or job id")
+    parser.add_argument("--rerun", metavar="RUN", help="a new run with the spec and the code of another one")
     parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--wait", action="store_true", help="return when the run has ended, with its result")
     parser.add_argument("--follow", action="store_true", help="as --wait, and show the ranks' log")
     args = parser.parse_intermixed_args(argv)
-    if args.resume is None and not args.words:
-        parser.error("a SPEC is needed, or --resume RUN")
-    args.spec, args.overrides = (None, args.words) if args.resume else (Path(args.words[0]), args.words[1:])
+    if args.resume is None and args.rerun is None and not args.words:
+        parser.error("a SPEC is needed, or --resume RUN, or --rerun RUN")
+    is_from_run = args.resume is not None or args.rerun is not None
+    args.spec, args.overrides = (None, args.words) if is_from_run else (Path(args.words[0]), args.words[1:])
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     return args
 
 
 def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Plan, then print or submit, then follow if asked."""
+    source = None
     if args.resume is not None:
         resumption = prepare_resumption(index.find_run(args.resume, environ), args.overrides, environ)
         if resumption.is_done:
@@ -110,17 +115,27 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return EXIT_FINISHED
         run, spec, commit = resumption.run, resumption.spec, resumption.commit
     else:
+        if args.rerun is not None:
+            source = index.find_run(args.rerun, environ)
+            keep.become_submit_of(source, args.argv, environ)
+            args.spec = source.spec
         spec = load_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
         run, commit = RunFolder(spec.run_root / spec.name / new_run_id(datetime.now(timezone.utc))), None
+    kept = keep.look(spec, run, environ, maybe_source=source)
     plan = make_plan(
-        spec, run, python=python_at(sys.executable), maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
+        spec,
+        run,
+        python=python_at(sys.executable),
+        maybe_code_root=kept.code_root(run),
+        maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES"),
     )
     script = script_text(plan, run)
     if args.dry_run:
         announce(Submitted(str(run.path), run.run_id, None, plan.cluster, script), as_json=args.json, is_dry=True)
         return EXIT_FINISHED
     stage_if_missing(spec, args.spec or run.spec, args.overrides if args.spec else ())
-    write_files(run, plan, script, maybe_new_spec=None if commit else spec)
+    write_files(run, plan, script, lambda: keep.keep(kept, run, environ), maybe_new_spec=None if commit else spec)
+    keep.tell_left_out(kept)
     previous_attempt = run.latest_attempt()
     job_id = start(plan, run, environ, maybe_commit=commit)
     announce(Submitted(str(run.path), run.run_id, job_id, plan.cluster, script), as_json=args.json, is_dry=False)
@@ -131,8 +146,10 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return EXIT_FINISHED
 
 
-def write_files(run: RunFolder, plan: LaunchPlan, script: str, *, maybe_new_spec: JobSpec | None) -> None:
-    """Put spec, plan and script into the run folder, which is made for a new spec.
+def write_files(
+    run: RunFolder, plan: LaunchPlan, script: str, keep_code: Callable[[], None], *, maybe_new_spec: JobSpec | None
+) -> None:
+    """Put spec, code, plan and script into the run folder, which is made for a new spec.
 
     Raises SubmissionError: the storage refused.
     """
@@ -140,8 +157,13 @@ def write_files(run: RunFolder, plan: LaunchPlan, script: str, *, maybe_new_spec
         if maybe_new_spec is not None:
             run.make()
             write_atomic(run.spec, dump_spec(maybe_new_spec))
+        keep_code()
         write_plan(plan, run)
         write_atomic(run.script, script)
+    except UsageError:
+        if maybe_new_spec is not None:
+            shutil.rmtree(run.path)
+        raise
     except OSError as error:
         message = f"run_root: {run.path} cannot be written: {error.strerror}; nothing was submitted"
         raise SubmissionError(message, EXIT_USAGE) from None
@@ -176,7 +198,7 @@ def script_text(plan: LaunchPlan, run: RunFolder) -> str:
 def local_script(plan: LaunchPlan) -> str:
     """The local route's script: the same preamble and supervisor as on Slurm, in a session of its own."""
     return "\n".join(
-        ["#!/bin/bash", *plan.preamble, f"exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))} --detach", ""]
+        ["#!/bin/bash", *plan.shell_lines, f"exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))} --detach", ""]
     )
 
 
@@ -321,7 +343,7 @@ def submitit_parameters(plan: LaunchPlan) -> dict[str, Any]:
         },
         "time": math.ceil((plan.time_limit_s or 60) / 60),
         "nodes": plan.num_nodes,
-        "setup": list(plan.preamble) or None,
+        "setup": list(plan.shell_lines),
         "use_srun": False,
         "wckey": None,
         "stderr_to_stdout": True,

@@ -32,6 +32,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "dataset": spec.DatasetSpec,
     "checkpoint": spec.CheckpointSpec,
     "requeue": spec.RequeueSpec,
+    "container": spec.ContainerSpec,
     "faults": spec.FaultSpec,
 }
 
