@@ -59,7 +59,8 @@ def summarize(loop: Loop, weights_digest: str) -> dict[str, Any]:
 
 def is_break(event: Mapping[str, Any]) -> bool:
     """Whether a run is no longer what an undisturbed one would have been, bit for bit."""
-    return event["event"] in ("extended", "environment_changed")
+    is_other_code = event["event"] == "code_drift" and event["attempt"] > 1  # before the first nothing was trained
+    return is_other_code or event["event"] in ("extended", "environment_changed")
 
 
 def num_preemptions(run: RunFolder, attempts: int) -> int:
