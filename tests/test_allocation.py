@@ -213,8 +213,8 @@ def test_job_whose_ranks_are_spread_otherwise_is_refused(said: str) -> None:
     with pytest.raises(AllocationError) as caught:
         refuse_distribution({"SLURM_DISTRIBUTION": said})
     assert str(caught.value) == (
-        f"SLURM_DISTRIBUTION={said} does not fill one node after the other, and a rank's number has to tell its node: use "
-        "--distribution=block, or leave it out"
+        f"SLURM_DISTRIBUTION={said} does not fill one node after the other, and a rank's number has to tell its node: "
+        "use --distribution=block, or leave it out"
     )
 
 

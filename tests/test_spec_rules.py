@@ -13,11 +13,11 @@ from tests.specs import load, problems
         (["nodes: 2", "faults: [{at_step: 0, rank: 1, do: port}]"],
          ["4: faults.rank: 1 serves no store; port needs rank 0"]),
         (["sbatch: {distribution: cyclic}"],
-         ["3: sbatch.distribution: 'cyclic' does not fill one node after the other, and a rank's number has to tell its "
-          "node; use block, as in block:cyclic, or leave it out"]),
+         ["3: sbatch.distribution: 'cyclic' does not fill one node after the other, and a rank's number has to tell "
+          "its node; use block, as in block:cyclic, or leave it out"]),
         (["sbatch: {distribution: plane=2}"],
-         ["3: sbatch.distribution: 'plane=2' does not fill one node after the other, and a rank's number has to tell its "
-          "node; use block, as in block:cyclic, or leave it out"]),
+         ["3: sbatch.distribution: 'plane=2' does not fill one node after the other, and a rank's number has to tell "
+          "its node; use block, as in block:cyclic, or leave it out"]),
         (["sbatch: {distribution: arbitrary}"],
          ["3: sbatch.distribution: 'arbitrary' does not fill one node after the other, and a rank's number has to tell "
           "its node; use block, as in block:cyclic, or leave it out"]),
