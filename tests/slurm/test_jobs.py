@@ -191,7 +191,8 @@ def has_rank(pid: int, rank: int) -> bool:
     folder = Path(f"/proc/{pid}")
     words = (folder / "cmdline").read_bytes().split(b"\0")
     return (
-        words[1:3] == [b"-m", b"jobs.train"]
+        words[1].endswith(b"/cluster/start.py")
+        and words[2] == b"jobs.train"
         and f"\0SLURM_PROCID={rank}\0".encode() in (folder / "environ").read_bytes()
     )
 
@@ -311,5 +312,11 @@ def test_setup_and_env_reach_the_ranks_and_a_failing_setup_line_ends_the_job(
     done = submit(bad, "--json", environ=environ)
     job_id = json.loads(done.stdout)["job_id"]
     wait_until_gone(job_id, environ)
-    assert job_field(job_id, "JobState", environ) == "FAILED"
-    assert training.newest_run(tmp_path).latest_attempt() == 0
+    assert (job_field(job_id, "JobState", environ), job_field(job_id, "ExitCode", environ)) == ("FAILED", "2:0")
+    run = training.newest_run(tmp_path)
+    (failed,) = events_of(run, "setup_failed")
+    assert (failed["job_id"], failed["line"], failed["number"], failed["exit_code"]) == (job_id, "cd /nosuch", 1, 1)
+    assert run.batch_log(job_id).read_text().splitlines()[-1] == (
+        "setup: line 1 of 1 (cd /nosuch) ended with exit code 1"
+    )
+    assert run.latest_attempt() == 0
