@@ -2,6 +2,7 @@
 
     PYTHON FOLDER/cluster/start.py MODULE [argument ...]         python -m MODULE, whatever the current folder is
     PYTHON FOLDER/cluster/start.py --check RUN_DIR [PACKAGE ...]  only whether this interpreter will do
+    PYTHON -m cluster.start MODULE [argument ...]                 the same, where the packages are found anyway
 
 `python -m` looks into the current folder first, where the code may have been edited since.  Before anything else is
 loaded this looks at the interpreter: a node may have another one than the machine of the submission.  Standard library

@@ -20,6 +20,7 @@ from pathlib import Path
 from cluster import address, rank, slurm
 from cluster.allocation import expand_nodelist, expand_task_list, refuse_distribution, refuse_heterogeneous_job
 from cluster.chain import Chain, find_chain
+from cluster.code import packages_folder
 from cluster.container import variables_inside
 from cluster.exclude import Blame
 from cluster.history import gather, note_lost_attempts, read_history, record_end
@@ -85,6 +86,8 @@ def find_plan(target: Path, overrides: Sequence[str], environ: Mapping[str, str]
         plan = read_plan(run)
         if plan.cluster == "slurm":
             refuse_shape(environ)
+        if (own := packages_folder()) != (theirs := Path(plan.supervisor[1]).parents[1]):
+            log.warning("started by hand: this supervisor is the one of %s, and the ranks run %s", own, theirs)
         return run, plan
     from cluster.raw import prepare  # pydantic and YAML are loaded only where a source spec is read
 
