@@ -7,6 +7,7 @@ spec names the keys that aren't set in comments, and so loads again.
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +41,7 @@ from cluster.spec_fields import (
 )
 from cluster.spec_rules import contradictions
 from cluster.spec_units import memory_mib, node_range, num_gpus, slurm_time, time_s
-from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_overrides, read_document, read_plain
+from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_overrides, read_document, read_plain, where
 
 FORMAT_VERSION: Literal[1] = 1
 
@@ -143,6 +144,11 @@ class DatasetSpec(_Section):
         """The one file that ranks open."""
         sizes = f"_{self.num_train}_{self.num_test}" if self.kind == "synthetic" else ""
         return self.root / "staged" / f"{self.kind}{sizes}.pt"
+
+    @property
+    def staged_note(self) -> Path:
+        """What the staged file holds, in numbers; for those who do not load torch."""
+        return self.staged_path.with_suffix(".json")
 
 
 class CheckpointSpec(_Section):
@@ -348,6 +354,32 @@ def load_spec(
     allow_faults: bool = False,
     maybe_text: str | None = None,
 ) -> JobSpec:
+    """Read and check a spec file; arguments and errors as of read_spec."""
+    return read_spec(path, overrides, cwd=cwd, allow_faults=allow_faults, maybe_text=maybe_text).spec
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedSpec:
+    """A spec that knows where each of its values stands."""
+
+    spec: JobSpec
+    source: str  # the file, as it was named
+    document: Document
+
+    def origin(self, key: Key) -> str:
+        """Who gave a key its value: `file:line`, `command line` or `default`."""
+        given = self.document.places.get(key)
+        return "default" if given is None else where(self.source, given.line)
+
+
+def read_spec(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    cwd: Path,
+    allow_faults: bool = False,
+    maybe_text: str | None = None,
+) -> SourcedSpec:
     """Read and check a spec file.
 
     overrides: `section.key=value` or `key=value`, in place of what the file says.
@@ -364,7 +396,7 @@ def load_spec(
             document.complain(document.place(FAULTS).line, FAULTS, FAULTS_REFUSED)
     if document.problems:
         raise SpecError([problem.render(str(path)) for problem in sorted(document.problems)])
-    return spec
+    return SourcedSpec(spec, str(path), document)
 
 
 def dump_spec(spec: JobSpec) -> str:

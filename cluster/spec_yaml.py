@@ -57,8 +57,12 @@ class Problem(NamedTuple):
 
     def render(self, source: str) -> str:
         """The line a user reads, such as `configs/4node.yaml:7: train.lr: ...`."""
-        where = {WHOLE_FILE: source, COMMAND_LINE: "command line"}.get(self.line, f"{source}:{self.line}")
-        return ": ".join(part for part in (where, self.key, self.message) if part)
+        return ": ".join(part for part in (where(source, self.line), self.key, self.message) if part)
+
+
+def where(source: str, line: int) -> str:
+    """A line of a source as messages name it: `configs/4node.yaml:7`."""
+    return {WHOLE_FILE: source, COMMAND_LINE: "command line"}.get(line, f"{source}:{line}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from cluster.exclude import Blame
 from cluster.history import gather, note_lost_attempts, read_history, record_end
 from cluster.job import Job, find_job
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
+from cluster.owner import note_submission
 from cluster.plan import LaunchPlan, read_plan
 from cluster.predecessor import maybe_exit_code_by_predecessor
 from cluster.requeue import Decision, Past, back_off_s, decide, is_over
@@ -104,6 +105,8 @@ def supervise(
     maybe_predecessor: the job that this one succeeds.
     """
     job = find_job(plan, environ)
+    if job.is_on_slurm:
+        note_submission(run, job.job_id, environ)
     with find_chain(run, plan, job) as chain:
         maybe_code = maybe_exit_code_by_marks(run)
         if maybe_code is None and maybe_predecessor is not None:

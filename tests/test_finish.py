@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from cluster.runs import RunFolder, SupersededError, write_json
 from jobs.digest import weights_sha256
-from jobs.finish import finish, held_seconds, num_preemptions, summarize
+from jobs.finish import finish, held_seconds, is_broken, num_preemptions, summarize
 from jobs.loop import Loop
 from tests.small_run import lone_group, make_spec, undisturbed
 
@@ -89,6 +89,19 @@ def test_run_that_was_changed_on_the_way_is_not_bit_exact(
     assert summarize(loop, "")["bit_exact"] is True
     loop.recorder.event(event)
     assert summarize(loop, "")["bit_exact"] is False
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("submitting submitted finished", False),
+        ("submitted extended submitting submission_refused submitting submitted", False),
+        ("submitted extended submitting submitted extended submitting submission_refused submitting submitted", True),
+        ("submitted extended submitting attempt_started", True),
+    ],
+)
+def test_extension_that_slurm_refused_changes_nothing(names: str, expected: bool) -> None:
+    assert is_broken([{"event": name} for name in names.split()]) is expected
 
 
 def test_superseded_attempt_publishes_nothing(tmp_path: Path, group: dist.ProcessGroup) -> None:
