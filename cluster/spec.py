@@ -335,6 +335,10 @@ class JobSpec(_Section):
 
 
 SECTIONS = ("train", "dataset", "checkpoint", "requeue")
+SECTION_MODELS: Mapping[str, type[BaseModel]] = {  # "" is the top level
+    "": JobSpec, "train": TrainSpec, "dataset": DatasetSpec, "checkpoint": CheckpointSpec, "requeue": RequeueSpec,
+    "faults": FaultSpec,
+}  # fmt: skip
 FAULTS: Key = ("faults",)
 FAULTS_REFUSED = (
     f"only drills and tests may break a run on purpose; set {FAULTS_VARIABLE}=1 in the environment, or leave it out"

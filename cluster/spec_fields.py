@@ -16,6 +16,7 @@ from pydantic import (
     PlainValidator,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 
@@ -154,15 +155,27 @@ ShellLine = Annotated[str, AfterValidator(check_shell_line)]
 RunName = Annotated[str, AfterValidator(check_name)]
 MailType = Annotated[str, AfterValidator(check_mail_type)]
 AbsolutePath = Annotated[Path, BeforeValidator(absolute_path)]
-Time = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_time)]
-Memory = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_memory)]
-Gpus = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_gpus)]
+_TEXT_OR_NUMBER = WithJsonSchema({"type": ["string", "integer"]})
+Time = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_time), _TEXT_OR_NUMBER]
+Memory = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_memory), _TEXT_OR_NUMBER]
+Gpus = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_gpus), _TEXT_OR_NUMBER]
 if TYPE_CHECKING:
     NodeCount = int | str
 else:  # whatever is no range is held to be a number, and so are the messages about it
-    NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES), WrapValidator(check_nodes)]
+    NodeCount = Annotated[
+        int,
+        Field(ge=1, le=MAX_NODES),
+        WrapValidator(check_nodes),
+        WithJsonSchema(
+            {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, {"type": "string", "pattern": "-"}]}
+        ),
+    ]
 FlagName = Annotated[str, AfterValidator(check_flag)]
-FlagValue = Annotated[str | int | bool, PlainValidator(check_flag_value)]
+FlagValue = Annotated[
+    str | int | bool,
+    PlainValidator(check_flag_value),
+    WithJsonSchema({"anyOf": [{"type": ["string", "integer"]}, {"const": True}]}),
+]
 VariableName = Annotated[str, AfterValidator(check_variable)]
 VariableValue = Annotated[str, AfterValidator(check_characters)]
 

@@ -2,6 +2,7 @@
 
     python -m cluster.submit SPEC [section.key=value ...] [--dry-run] [--json] [--wait] [--follow]
     python -m cluster.submit --resume RUN [section.key=value ...]
+    python -m cluster.submit --schema
 
 What submitit pickles is os.execv and plain text: the job becomes `python -m cluster.supervise RUN_DIR` at once, and
 nothing of submitit is left in it.
@@ -62,6 +63,11 @@ class Submitted:
 def main(argv: Sequence[str] | None = None) -> int:
     """Submit one run and return the exit code."""
     args = parse_arguments(argv)
+    if args.schema:
+        from cluster.schema import schema
+
+        print(json.dumps(schema(), indent=2))
+        return EXIT_FINISHED
     environ = clean_environment(os.environ)
     # submitit hands this process's environment on to sbatch and to local tasks; there is no other way to choose it.
     os.environ.clear()
@@ -85,9 +91,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, id, name or job id")
     parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a spec, for editors")
     parser.add_argument("--wait", action="store_true", help="return when the run has ended, with its result")
     parser.add_argument("--follow", action="store_true", help="as --wait, and show the ranks' log")
     args = parser.parse_intermixed_args(argv)
+    if args.schema:
+        return args
     if args.resume is None and not args.words:
         parser.error("a SPEC is needed, or --resume RUN")
     args.spec, args.overrides = (None, args.words) if args.resume else (Path(args.words[0]), args.words[1:])
