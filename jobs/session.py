@@ -21,6 +21,7 @@ from jobs.deadlines import Deadlines
 from jobs.device import choose_device, environment_of, use_device
 from jobs.failure import Whereabouts
 from jobs.faults import Faults
+from jobs.interfaces import check_interfaces
 from jobs.lookups import dns_silenced
 from jobs.loop import Loop
 from jobs.metrics import Recorder
@@ -70,6 +71,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
     use_device(device, spec)
+    check_interfaces("nccl" if device.type == "cuda" else "gloo", environ)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
     told_attempt = int(environ.get(ATTEMPT_VARIABLE, "1"))  # without a supervisor it is known only once all have met
