@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunFolder
-from cluster.signals import StopFlag
+from cluster.signals import STOP_SIGNALS, StopFlag
 from cluster.spec import JobSpec
 from jobs import alarm
 from jobs.attempt import join_attempt, own_job_id
@@ -89,6 +89,8 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
             timeout=timedelta(seconds=COLLECTIVE_S),
         )
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    for name, handler in stop.take_back().items():
+        log.warning("%s was handled by %r: a library took it; it stops the run again", name, handler)
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     watch.at("preparing", 0)
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
@@ -152,7 +154,7 @@ def announce(recorder: Recorder, session: Session, length: Length, state: TrainS
     recorder.start_beating()
     log.info("run folder: %s", session.run.path)
     log.info(
-        "%s on %d ranks (%s), %s, global batch %d, %d steps in all, from step %d",
+        "%s on %d ranks (%s), %s, global batch %d, %d steps in all, from step %d, stops on %s",
         session.spec.train.model,
         session.env.world_size,
         session.env.launcher,
@@ -160,6 +162,7 @@ def announce(recorder: Recorder, session: Session, length: Length, state: TrainS
         length.global_batch,
         length.total_steps,
         state.step,
+        ", ".join(number.name for number in STOP_SIGNALS),
     )
 
 
