@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster import index, slurm, successor
+from cluster import index, preflight, slurm, successor
 from cluster.environment import clean_environment
 from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at, write_plan
@@ -91,6 +91,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, id, name or job id")
     parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
+    parser.add_argument("--force", action="store_true", help="submit what the cluster, as it is, can't run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--wait", action="store_true", help="return when the run has ended, with its result")
     parser.add_argument("--follow", action="store_true", help="as --wait, and show the ranks' log")
@@ -112,10 +113,13 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         spec = load_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
         run, commit = RunFolder(spec.run_root / spec.name / new_run_id(datetime.now(timezone.utc))), None
+    check = preflight.begin(spec, environ)
     plan = make_plan(
         spec, run, python=python_at(sys.executable), maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
     )
     script = script_text(plan, run)
+    source, overrides = (args.spec, args.overrides) if args.spec else (run.spec, args.overrides)
+    preflight.conclude(check, source, overrides, cwd=Path.cwd(), force=args.force, is_dry=args.dry_run)
     if args.dry_run:
         announce(Submitted(str(run.path), run.run_id, None, plan.cluster, script), as_json=args.json, is_dry=True)
         return EXIT_FINISHED
