@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster import slurm
+from cluster.fit_words import counted
 from cluster.plan import LaunchPlan
 from cluster.sizes import Sizes, sizes_of
 from cluster.spec import SourcedSpec
@@ -121,16 +122,23 @@ def report(found: DryRun, sourced: SourcedSpec) -> Iterator[str]:
 def ranks_lines(found: DryRun) -> Iterator[str]:
     """The table of ranks, its middle left out when it is long."""
     world_size = found.ranks[-1].last_rank + 1
-    fewer = f" (or fewer: it goes on with {found.min_nodes} nodes)" if found.min_nodes < len(found.ranks) else ""
-    yield f"ranks       {world_size} on {len(found.ranks)} nodes{fewer}"
+    fewer = f" (or fewer: it goes on with {found.min_nodes})" if found.min_nodes < len(found.ranks) else ""
+    yield f"ranks       {world_size} on {counted(len(found.ranks), 'node')}{fewer}"
     rows = list(found.ranks)
     is_long = len(rows) > MAX_NODES_SHOWN
     for row in [*rows[: MAX_NODES_SHOWN - 2], rows[-1]] if is_long else rows:
         if is_long and row is rows[-1]:
             yield "            ..."
-        ranks = f"{row.first_rank}-{row.last_rank}" if row.last_rank > row.first_rank else f"{row.first_rank}"
-        cpus = "Slurm's default of CPUs" if row.cpus is None else f"{row.cpus} CPUs"
-        yield f"            node {row.node}: ranks {ranks}, {row.gpus} GPUs, {cpus}"
+        yield f"            {row_text(row)}"
+
+
+def row_text(row: RanksOfNode) -> str:
+    """`node 0: ranks 0-1, 2 GPUs, 8 CPUs`; what Slurm is not asked for is left out."""
+    is_one = row.first_rank == row.last_rank
+    parts = [f"node {row.node}: {f'rank {row.first_rank}' if is_one else f'ranks {row.first_rank}-{row.last_rank}'}"]
+    parts += [counted(row.gpus, "GPU")] if row.gpus else []
+    parts += [counted(row.cpus, "CPU")] if row.cpus is not None else []
+    return ", ".join(parts)
 
 
 def size_lines(found: DryRun, sourced: SourcedSpec) -> Iterator[str]:

@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster import index, slurm, successor
+from cluster import index, preflight, slurm, successor
 from cluster.dry_run import dry_run, report
 from cluster.environment import clean_environment
 from cluster.follow import follow
@@ -90,6 +90,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, id, name or job id")
     parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
+    parser.add_argument("--force", action="store_true", help="submit what the cluster, as it is, can't run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a spec, for editors")
     parser.add_argument("--wait", action="store_true", help="return when the run has ended, with its result")
@@ -109,10 +110,12 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if request is None:
         return EXIT_FINISHED
     run, spec = request.run, request.sourced.spec
+    check = preflight.begin(spec, environ)
     plan = make_plan(
         spec, run, python=python_at(sys.executable), maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
     )
     script = script_text(plan, run)
+    preflight.conclude(check, request.sourced, force=args.force, is_dry=args.dry_run)
     if args.dry_run:
         return tell_dry_run(request, plan, script, environ, as_json=args.json)
     stage_if_missing(spec, args.spec or run.spec, args.overrides if args.spec else ())

@@ -71,15 +71,15 @@ def test_long_table_of_ranks_has_its_ends(tmp_path: Path) -> None:
     lines, _ = told(tmp_path, "nodes=64", "tasks_per_node=1")
     table = lines[lines.index("ranks       64 on 64 nodes") + 1 :][:8]
     assert [line.strip().partition(",")[0] for line in table] == [
-        *(f"node {node}: ranks {node}" for node in range(6)),
+        *(f"node {node}: rank {node}" for node in range(6)),
         "...",
-        "node 63: ranks 63",
+        "node 63: rank 63",
     ]
 
 
 def test_range_of_nodes_says_with_how_few_it_goes_on(tmp_path: Path) -> None:
     lines, _ = told(tmp_path, "nodes=2-4")
-    assert "ranks       8 on 4 nodes (or fewer: it goes on with 2 nodes)" in lines
+    assert "ranks       8 on 4 nodes (or fewer: it goes on with 2)" in lines
     assert "#SBATCH --nodes=2-4" in [line.partition("  ")[0] for line in lines]
 
 
@@ -111,7 +111,7 @@ def test_json_holds_all_of_it(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.startswith("warning: not checked against the cluster: ")) == (0, True)
     said = json.loads(done.stdout)
     assert said["directives"][4] == {"option": "--nodes=3", "key": "nodes", "origin": "command line"}
     assert said["ranks"][2] == {"node": 2, "first_rank": 4, "last_rank": 5, "gpus": 2, "cpus": 8}

@@ -15,6 +15,7 @@ from cluster.runs import RELEASE, RunFolder
 from cluster.spec import load_spec
 from cluster.submission import SubmissionError, refusal, removal_of, undo_of
 from tests.executables import put_answer, put_executable
+from tests.sites import put_site
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -77,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
     staged = load_spec(Path("spec.yaml"), cwd=tmp_path).dataset.staged_path
     staged.parent.mkdir(parents=True)
     staged.touch()
-    (tmp_path / "bin").mkdir()
+    put_site(tmp_path / "bin", is_calm=True)
     return tmp_path
 
 

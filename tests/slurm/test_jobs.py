@@ -248,10 +248,10 @@ def test_variables_of_an_outer_job_do_not_reach_the_inner_one(
 def test_refused_job_shows_slurms_words_and_leaves_nothing(
     tmp_path: Path, staged_data: Path, environ: dict[str, str]
 ) -> None:
-    done = submit(write_spec(tmp_path, staged_data, "time_limit: 5\npartition: nosuch"), environ=environ)
+    done = submit(write_spec(tmp_path, staged_data, "time_limit: 5\nsbatch: {licenses: nosuch}"), environ=environ)
     assert done.returncode == 3
     assert done.stderr.splitlines()[-2:] == [
-        "sbatch: error: Batch job submission failed: Invalid partition name specified",
+        "sbatch: error: Batch job submission failed: Invalid license specification",
         "Slurm refused the job; nothing was submitted",
     ]
     assert not list((tmp_path / "runs").glob("*/*"))
