@@ -123,9 +123,9 @@ class Recorder:
             write_json(self.run.heartbeat, beat, before_rename=lambda: self.run.check_owner(self.attempt))
 
     def metrics_line(self, line: dict[str, Any]) -> None:
-        """Add one logged step."""
+        """Add one logged step, with the moment and the attempt."""
         if self._may_write():
-            self._append(self.run.metrics, line)
+            self._append(self.run.metrics, {**line, "time": utc_now(), "attempt": self.attempt})
 
     def metrics_size(self) -> int:
         """Bytes of metrics.jsonl: the place that a checkpoint points to, once it has synced the file."""
