@@ -107,6 +107,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        """Event files that say what metrics.jsonl says, where the spec asks for them."""
+        return self.path / "tensorboard"
+
+    @property
     def heartbeat(self) -> Path:
         """Step, phase and time, rewritten every few seconds by rank 0."""
         return self.path / "heartbeat.json"

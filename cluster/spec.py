@@ -7,6 +7,7 @@ spec names the keys that aren't set in comments, and so loads again.
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,6 +110,8 @@ class TrainSpec(_Section):
     """Of weights, sample order and augmentation."""
     deterministic: bool = True
     """Slower kernels with the same result on every run; needed for bit-equal resumption."""
+    tensorboard: bool = False
+    """Write metrics.jsonl as event files to the run folder's tensorboard/ too; needs the package tensorboard."""
     start_timeout_s: Positive = 600.0
     """Seconds for all ranks to meet, and again from there to the end of the first step; then the run is restarted."""
     step_timeout_s: Positive | None = None
@@ -365,6 +368,20 @@ def load_spec(
     if document.problems:
         raise SpecError([problem.render(str(path)) for problem in sorted(document.problems)])
     return spec
+
+
+def check_packages(spec: JobSpec) -> None:
+    """Look whether this interpreter has the packages that a spec needs beside those we always need; none is imported.
+
+    Raises SpecError: it lacks one.
+    """
+    if spec.train.tensorboard and find_spec("tensorboard") is None:
+        raise SpecError(
+            [
+                f"train.tensorboard: the package tensorboard is not installed for {sys.executable}; "
+                f"install it ({sys.executable} -m pip install tensorboard), or leave the key out"
+            ]
+        )
 
 
 def dump_spec(spec: JobSpec) -> str:

@@ -40,7 +40,7 @@ from cluster.runs import (
     new_run_id,
     write_atomic,
 )
-from cluster.spec import JobSpec, dump_spec, faults_allowed, load_spec
+from cluster.spec import JobSpec, check_packages, dump_spec, faults_allowed, load_spec
 
 EXIT_REFUSED = 3  # Slurm said no
 YEAR_MIN = 365 * 24 * 60  # submitit's local executor ends a job after 2 minutes unless told otherwise
@@ -112,6 +112,7 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         spec = load_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
         run, commit = RunFolder(spec.run_root / spec.name / new_run_id(datetime.now(timezone.utc))), None
+    check_packages(spec)  # the interpreter of this process is the job's
     plan = make_plan(
         spec, run, python=python_at(sys.executable), maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
     )

@@ -142,6 +142,7 @@ class Loop:
                 self.step()
         self.watch.at("saving", self.state.step)
         self.saver.finish()
+        self.recorder.end_mirror()
         return True
 
     def is_done(self) -> bool:
@@ -157,6 +158,7 @@ class Loop:
         self.watch.at("saving", self.state.step)
         if not self.saver.finish():
             log.error("the run goes on from step %d: the last save failed", self.saver.committed_step)
+        self.recorder.end_mirror()
         self.recorder.event("stopped", step=self.saver.committed_step, signal=self.stop_signal)
 
     def step(self) -> None:
