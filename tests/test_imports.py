@@ -17,7 +17,8 @@ STANDARD = sys.stdlib_module_names | {"cluster"}
 # Modules of which nothing but the standard library is needed: they run before, or without, what a spec needs.
 BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
-    "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints", "disk", "prune",
+    "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints",
+    "disk", "prune",
 )  # fmt: skip
 
 
