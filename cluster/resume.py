@@ -10,12 +10,12 @@ from pathlib import Path
 
 from cluster import slurm
 from cluster.owner import last_submission, maybe_owner
-from cluster.runs import RunFolder, UsageError, sync_folder, write_atomic
+from cluster.runs import RunFolder, UsageError, manifest_steps, sync_folder, write_atomic
 from cluster.spec import JobSpec, SourcedSpec, changed_keys, dump_spec, faults_allowed, load_spec, read_spec
 
 FREE_KEYS = frozenset((
     "time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes",
-    "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s",
+    "train.tensorboard", "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s",
 ))  # fmt: skip
 
 
@@ -49,6 +49,7 @@ def prepare_resumption(run: RunFolder, overrides: Sequence[str], environ: Mappin
     is_done = run.summary.exists() and not is_longer
     if not is_done:
         check_nobody_runs(run, environ)
+        check_not_pruned(run)
     return Resumption(run, sourced, is_done, lambda: commit(run, spec, changed))
 
 
@@ -86,6 +87,14 @@ def check_nobody_runs(run: RunFolder, environ: Mapping[str, str]) -> None:
     raise ResumeError(
         f"job {owner.job_id} of this run is {owner.state}: it goes on by itself; to end it: scancel {owner.job_id}"
     )
+
+
+def check_not_pruned(run: RunFolder) -> None:
+    """Raises ResumeError: its user has removed all that it could go on from."""
+    if any(event["event"] == "pruned" and event["steps"] for event in run.read_events()) and not manifest_steps(
+        run.checkpoints
+    ):
+        raise ResumeError(f"{run.path} has no checkpoint any more, cluster.prune has removed them: submit it anew")
 
 
 def commit(run: RunFolder, spec: JobSpec, changed: Sequence[str]) -> None:

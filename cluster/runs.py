@@ -25,6 +25,9 @@ READERS: Mapping[int, str] = {1: "0.1.0"}  # format_version -> the last release 
 SPEC_VERSION = re.compile(r"^format_version: (\d+)$", re.MULTILINE)  # as spec.dump_spec writes it
 READ_BYTES = 1 << 22
 
+# Keys of a line of metrics.jsonl that say how it was come by; the others are the training's, and equal for equal runs.
+MEASURED = ("time", "attempt", "images_per_s", "step_ms_p50", "step_ms_p95", "slowest_rank", "memory_mib")
+
 MANIFEST_NAME = re.compile(r"step_(\d{8,})\.json")
 
 EXIT_FINISHED = 0
@@ -102,6 +105,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON object per logged step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files that say what metrics.jsonl says, where the spec asks for them."""
+        return self.path / "tensorboard"
 
     @property
     def heartbeat(self) -> Path:

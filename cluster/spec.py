@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,6 +111,8 @@ class TrainSpec(_Section):
     """Of weights, sample order and augmentation."""
     deterministic: bool = True
     """Slower kernels with the same result on every run; needed for bit-equal resumption."""
+    tensorboard: bool = False
+    """Write metrics.jsonl as event files to the run folder's tensorboard/ too; needs the package tensorboard."""
     start_timeout_s: Positive = 600.0
     """Seconds for all ranks to meet, and again from there to the end of the first step; then the run is restarted."""
     step_timeout_s: Positive | None = None
@@ -401,6 +404,20 @@ def read_spec(
     if document.problems:
         raise SpecError([problem.render(str(path)) for problem in sorted(document.problems)])
     return SourcedSpec(spec, str(path), document)
+
+
+def check_packages(spec: JobSpec) -> None:
+    """Look whether this interpreter has the packages that a spec needs beside those we always need; none is imported.
+
+    Raises SpecError: it lacks one.
+    """
+    if spec.train.tensorboard and find_spec("tensorboard") is None:
+        raise SpecError(
+            [
+                f"train.tensorboard: the package tensorboard is not installed for {sys.executable}; "
+                f"install it ({sys.executable} -m pip install tensorboard), or leave the key out"
+            ]
+        )
 
 
 def dump_spec(spec: JobSpec) -> str:

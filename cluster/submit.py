@@ -31,7 +31,7 @@ from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at
 from cluster.resume import prepare_resumption
 from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id
-from cluster.spec import SourcedSpec, dump_spec, faults_allowed, read_spec
+from cluster.spec import SourcedSpec, check_packages, dump_spec, faults_allowed, read_spec
 from cluster.submission import (
     EXIT_REFUSED,
     SubmissionError,
@@ -110,6 +110,7 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if request is None:
         return EXIT_FINISHED
     run, spec = request.run, request.sourced.spec
+    check_packages(spec)  # the interpreter of this process is the job's
     check = preflight.begin(spec, environ)
     plan = make_plan(
         spec, run, python=python_at(sys.executable), maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunFolder
 from cluster.signals import STOP_SIGNALS, StopFlag
-from cluster.spec import JobSpec
+from cluster.spec import JobSpec, check_packages
 from jobs import alarm
 from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
@@ -68,6 +68,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
 
     What this rank can find wrong by itself comes first: the others need not wait for it.
     """
+    check_packages(spec)
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
     use_device(device, spec)
@@ -114,6 +115,8 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
     model = build_model(spec.train.model, session.data.num_classes).to(device)
     optimizer = build_optimizer(model, spec.train)
     state, length = restore(model, optimizer, session.control, recorder, length=length, environment=environment)
+    if spec.train.tensorboard:
+        recorder.start_mirror()  # restore has cut metrics.jsonl back
     announce(recorder, session, length, state)
     faults = session.faults
     faults.announce()

@@ -19,6 +19,7 @@ BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
     "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints",
     "site", "site_answers", "features",
+    "disk", "prune",
 )  # fmt: skip
 
 

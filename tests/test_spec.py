@@ -65,6 +65,7 @@ RIGHT = {
     "train.bucket_cap_mb": "1",
     "train.seed": "7",
     "train.deterministic": "false",
+    "train.tensorboard": "true",
     "train.start_timeout_s": "300",
     "train.step_timeout_s": "60",
     "dataset": "{kind: cifar100}",
