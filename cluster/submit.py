@@ -196,7 +196,7 @@ def start(
         if maybe_commit is not None:
             maybe_commit()
         run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, route=plan.cluster)
-        index.register(run, job_id, environ)
+        index.register(run, job_id, environ, plan.cluster)
         if plan.submit_from == "login" and plan.cluster == "slurm":
             put_in_beforehand(run, plan, job_id, environ)
 
