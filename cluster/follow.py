@@ -171,7 +171,8 @@ def watch(run: RunFolder, watched: Watched, shown: Shown, log: LogCopy | None, p
     """Look again and again until the run is over."""
     while not watched.is_over():
         beat = run.read_json(run.heartbeat)
-        is_current = beat.get("attempt", 0) > previous_attempt and "total_steps" in beat
+        attempt = beat.get("attempt", 0)
+        is_current = attempt > previous_attempt and "total_steps" in beat and not run.verdict(attempt).exists()
         shown.progress(beat) if is_current else shown.wait(watched.waits_for())
         if log is not None:
             log.copy(is_last=False)

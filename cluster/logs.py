@@ -19,10 +19,20 @@ from cluster.facts import submissions_in
 from cluster.follow import RunWatch, exit_code_of
 from cluster.index import find_run
 from cluster.log_copy import LEVELS, LogCopy, keep_by
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_USAGE, RunError, RunFolder, UsageError
+from cluster.runs import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    RunError,
+    RunFolder,
+    UsageError,
+)
 from cluster.terminal import end_quietly_at_a_closed_pipe
 
 LOOK_S = 0.5
+ENDS = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped and is saved", EXIT_FAILED: "failed"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,6 +110,8 @@ def follow(run: RunFolder, copy: LogCopy, environ: Mapping[str, str]) -> int:
         time.sleep(LOOK_S)
     copy.copy(is_last=True)
     code = exit_code_of(run)
+    if copy.num_lines:
+        print(f"the run has {ENDS[code]}", file=sys.stderr)
     if not copy.num_lines:
         print(nothing(run), file=sys.stderr)
         show_batch_logs(run)

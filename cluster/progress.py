@@ -141,3 +141,11 @@ def duration(seconds: float) -> str:
     if hours >= 24:
         return f"{hours // 24} d {hours % 24}:{minutes:02d}"
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+
+
+def age(seconds: float) -> str:
+    """One number and its unit: `3 min`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -34,6 +34,7 @@ SUPPORT = "ask the administrators of the cluster"
 
 REASONS: Mapping[str, Reason] = {
     "None": Reason("Slurm has not looked at it yet", ITSELF),
+    "WaitingForScheduling": Reason("Slurm has not looked at it yet", ITSELF),
     "Priority": Reason("jobs of higher priority come first", ITSELF),
     "Resources": Reason("it is next, once enough nodes are free", ITSELF),
     "BeginTime": Reason("its begin time has not come; a requeued job is held back for about two minutes", ITSELF),

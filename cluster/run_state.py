@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cluster.early_end import early_end
 from cluster.facts import Facts, beat_age_s
 from cluster.owner import maybe_process
+from cluster.progress import age
 from cluster.queue import QueueJob
 from cluster.reasons import explain
 from cluster.runs import RunFolder, maybe_object, read_lines
@@ -117,7 +118,7 @@ def phase_of(facts: Facts) -> str:
 def silence(facts: Facts) -> str:
     """A warning where no heartbeat has come for long."""
     age_s = beat_age_s(facts)
-    return f"no sign of life for {age_s:.0f} s" if SILENT_S < age_s < float("inf") else ""
+    return f"no sign of life for {age(age_s)}" if SILENT_S < age_s < float("inf") else ""
 
 
 def ended_word(facts: Facts) -> tuple[str, str]:

@@ -17,18 +17,21 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from cluster.figures import figures
+from cluster.follow import RunWatch
+from cluster.follow import watch as attend
 from cluster.index import find_run, is_run, rebuild, runs_below
+from cluster.progress import shown_on
 from cluster.queue import ANSWER_S
-from cluster.run_state import BAD
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_UNREACHED, EXIT_USAGE, UsageError
-from cluster.status_text import show, show_detail
+from cluster.runs import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_UNREACHED, EXIT_USAGE, UsageError
+from cluster.status_text import show, show_detail, table
 from cluster.terminal import can_move, end_quietly_at_a_closed_pipe
-from cluster.view import Sight, look_at, look_at_all
+from cluster.view import Sight, exit_code_of, look_at, look_at_all
 
 NEWEST = 20  # runs that are shown beside the live ones
-WATCH_S = 10.0  # between two looks; each asks squeue once
+WATCH_S = 30.0  # between two looks; each asks squeue once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     end_quietly_at_a_closed_pipe()
     try:
-        return watch(args, os.environ) if args.watch else answer(args, os.environ)[0]
+        return (watch if args.watch else answer)(args, os.environ)
     except UsageError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
@@ -60,44 +63,56 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def answer(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, bool]:
-    """Look once and show; returns the exit code, and whether there is nothing more to see.
+def answer(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Look once and show; returns the exit code.
 
     Raises UsageError: there is no such run.
     """
-    folder = Path(args.run) if args.run else None
-    if folder is not None and folder.is_dir() and not is_run(folder) and runs_below(folder):
-        rebuild(folder, environ)
-        return answer_all(args, environ, folder.absolute())
-    if args.run is None:
+    if args.run is None or root_of(args.run) is not None:
         return answer_all(args, environ)
     sight = look_at(find_run(args.run, environ), environ, args.patience)
-    run, state = figures(sight.views[0]), sight.views[0].state
+    run = figures(sight.views[0])
     if args.json:
         print(json.dumps({**run, "slurm_error": sight.slurm_error or None}, ensure_ascii=False))
     else:
         show_detail(run, sys.stdout, environ, datetime.now().astimezone())
         tell_what_is_missing(sight)
-    if sight.is_short_of_slurm:
-        return EXIT_UNREACHED, False
-    return EXIT_FAILED if state.word in BAD or state.never_starts else EXIT_FINISHED, state.is_over
+    return exit_code_of(sight)
 
 
-def answer_all(args: argparse.Namespace, environ: Mapping[str, str], below: Path | None = None) -> tuple[int, bool]:
+def answer_all(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """The same for all runs of the index, or those below a folder."""
-    newest = None if args.all or below else NEWEST
-    sight = look_at_all(environ, newest=newest, timeout_s=args.patience)
-    shown = [view for view in sight.views if below is None or below in view.facts.run.path.parents]
-    runs = [figures(view) for view in shown]
+    sight, runs = look_around(args, environ)
     if args.json:
         print(json.dumps({"runs": runs, "slurm_error": sight.slurm_error or None}, ensure_ascii=False))
-    elif runs:
+        return exit_code_of_all(sight)
+    if runs:
         show(runs, sys.stdout, environ, datetime.now().astimezone())
     else:
-        print("no runs yet; those of a run_root: python -m cluster.status FOLDER")
-    if not args.json:
-        tell_what_is_missing(sight)
-    return EXIT_UNREACHED if sight.is_short_of_slurm else EXIT_FINISHED, False
+        print("no runs yet; to find those of a run_root: python -m cluster.status FOLDER")
+    tell_what_is_missing(sight)
+    return exit_code_of_all(sight)
+
+
+def look_around(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Sight, list[dict[str, Any]]]:
+    """What was seen of all runs that are wanted, and their figures."""
+    maybe_root = root_of(args.run)
+    if maybe_root is not None:
+        rebuild(maybe_root, environ)
+    newest = None if args.all or maybe_root else NEWEST
+    sight = look_at_all(environ, newest=newest, maybe_root=maybe_root, timeout_s=args.patience)
+    return sight, [figures(view) for view in sight.views]
+
+
+def root_of(maybe_text: str | None) -> Path | None:
+    """The folder that a word of the command line names, if that holds runs and is none itself."""
+    folder = Path(maybe_text).absolute() if maybe_text else None
+    return folder if folder and folder.is_dir() and not is_run(folder) and runs_below(folder) else None
+
+
+def exit_code_of_all(sight: Sight) -> int:
+    """The exit code for a list of runs: that some of them have failed is no bad answer."""
+    return EXIT_UNREACHED if sight.is_short_of_slurm else EXIT_FINISHED
 
 
 def tell_what_is_missing(sight: Sight) -> None:
@@ -110,17 +125,29 @@ def tell_what_is_missing(sight: Sight) -> None:
 
 
 def watch(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Show again and again; of one run, until it has ended.  After an error Slurm is asked half as often."""
-    pause_s = WATCH_S
-    while True:
-        if can_move(sys.stdout, environ):
-            print("\033[H\033[2J", end="")  # home, and clear
-        exit_code, is_over = answer(args, environ)
-        sys.stdout.flush()
-        if is_over:
-            return exit_code
-        pause_s = min(120.0, pause_s * 2) if exit_code == EXIT_UNREACHED else WATCH_S
-        time.sleep(pause_s)
+    """Show again and again; of one run its progress until it has ended, and then everything about it."""
+    if args.run is not None and root_of(args.run) is None:
+        run = find_run(args.run, environ)
+        with shown_on(sys.stdout, environ) as shown:
+            attend(run, RunWatch(run, environ), shown, None, previous_attempt=0)
+        return answer(args, environ)
+    if not can_move(sys.stdout, environ):
+        while True:
+            exit_code = answer(args, environ)
+            sys.stdout.flush()
+            time.sleep(pause_s(exit_code))
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            sight, runs = look_around(args, environ)
+            live.update(table(runs, datetime.now().astimezone(), sight.slurm_error), refresh=True)
+            time.sleep(pause_s(EXIT_UNREACHED if sight.slurm_error else EXIT_FINISHED))
+
+
+def pause_s(exit_code: int) -> float:
+    """Seconds until the next look: more where Slurm has trouble already."""
+    return (3 if exit_code == EXIT_UNREACHED else 1) * WATCH_S
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cluster.progress import duration
+from cluster.progress import age, duration
 from cluster.terminal import is_fancy
 
 if TYPE_CHECKING:
@@ -81,14 +81,6 @@ def clock(moment: str, now: datetime) -> str:
     return f"{when:%H:%M}" if when.date() == now.date() else f"{when:%Y-%m-%d %H:%M}"
 
 
-def age(seconds: float) -> str:
-    """One number and its unit: `3 min`."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def show(runs: Sequence[Figures], out: TextIO, environ: Mapping[str, str], now: datetime) -> None:
     """Print a table of runs."""
     if is_fancy(out, environ):
@@ -110,12 +102,13 @@ def plain_lines(runs: Sequence[Figures], now: datetime) -> list[str]:
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
 
 
-def table(runs: Sequence[Figures], now: datetime) -> "RenderableType":
-    """The same for a terminal; the last column takes what is left and is folded."""
+def table(runs: Sequence[Figures], now: datetime, note: str = "") -> "RenderableType":
+    """The same for a terminal; the last column takes what is left and is folded.  note: below it."""
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False, expand=False)
+    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    drawn.caption, drawn.caption_justify = note or None, "left"
     for title in ("run", "job", "state"):
         drawn.add_column(title, no_wrap=True, overflow="ellipsis", max_width=20, justify="left")
     drawn.add_column("", overflow="fold", ratio=1)

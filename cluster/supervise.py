@@ -140,7 +140,7 @@ def make_attempts(
         history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
         run.check_owner(attempt)
-        comment.tell(f"attempt {attempt} {verdict.outcome}: {verdict.reason}; next: {decision.action}")
+        comment.tell(f"{verdict.outcome}: {verdict.reason}")
         record_end(run, verdict, decision, history[-1], attempt, job.job_id)
         if decision.action == "restart":
             wait_before_restart(back_off_s(history), stop)

@@ -16,8 +16,8 @@ from cluster.facts import Facts, Submission, indexed, read_facts, submissions_of
 from cluster.index import cluster_name, is_of
 from cluster.owner import LOCAL_ROUTES
 from cluster.queue import ANSWER_S, FIELDS, QueueJob, ask_queue, recorded_ends
-from cluster.run_state import LIVE, RunState, judge
-from cluster.runs import FormatError, RunFolder
+from cluster.run_state import BAD, LIVE, RunState, judge
+from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, FormatError, RunFolder
 
 NUM_READERS = 8  # of run folders at a time: shared storage answers many as fast as one
 MAX_RECORDED = 200  # jobs that accounting is asked for; a longer list fails at some sites
@@ -47,6 +47,14 @@ class Sight:
         return bool(self.slurm_error) and any(
             not view.facts.is_local and view.state.word in LIVE for view in self.views
         )
+
+
+def exit_code_of(sight: Sight) -> int:
+    """The exit code of a verb that was asked about one run."""
+    if sight.is_short_of_slurm:
+        return EXIT_UNREACHED
+    state = sight.views[0].state
+    return EXIT_FAILED if state.word in BAD or state.never_starts else EXIT_FINISHED
 
 
 def look_at(run: RunFolder, environ: Mapping[str, str], timeout_s: float = ANSWER_S) -> Sight:
@@ -92,12 +100,16 @@ def unexplained(found: Iterable[Facts], queue: Mapping[str, QueueJob]) -> list[s
     return [job_id for job_id in ids if job_id not in queue][:MAX_RECORDED]
 
 
-def look_at_all(environ: Mapping[str, str], *, newest: int | None, timeout_s: float = ANSWER_S) -> Sight:
+def look_at_all(
+    environ: Mapping[str, str], *, newest: int | None, maybe_root: Path | None = None, timeout_s: float = ANSWER_S
+) -> Sight:
     """Look at the runs of the index, the one submitted last first.
 
-    newest: how many of them beside those that are live; None for all.
+    newest: how many of them beside those that are live; None for all.  maybe_root: only those below this folder.
     """
     lines, here = indexed(environ), cluster_name(environ)
+    if maybe_root is not None:
+        lines = {path: own for path, own in lines.items() if maybe_root in Path(path).parents}
     elsewhere = {path for path, own in lines.items() if not is_of(here, own[-1])}
     with ThreadPoolExecutor(NUM_READERS + 1) as pool:
         asked = pool.submit(ask_for_all, lines.values(), environ, timeout_s)
@@ -107,7 +119,7 @@ def look_at_all(environ: Mapping[str, str], *, newest: int | None, timeout_s: fl
         more = [path for path in lines if path not in read and may_live(lines[path], queue)]
         read |= dict(zip(more, pool.map(maybe_facts, more, [lines[path] for path in more]), strict=True))
     found = [one for path in lines if isinstance(one := read.get(path), Facts)]
-    ends = recorded_ends(unexplained(found, queue), environ, timeout_s) if queue else {}
+    ends = {} if queue is None else recorded_ends(unexplained(found, queue), environ, timeout_s)
     views = [View(one, judge(one, None if str(one.run.path) in elsewhere else queue, ends)) for one in found]
     kept = [view for view in views if str(view.facts.run.path) in first or not view.state.is_over]
     return Sight(tuple(kept), error, tuple(str(one) for one in read.values() if isinstance(one, FormatError)))

@@ -21,11 +21,11 @@ from cluster.causes import RESUME, advise
 from cluster.index import find_run
 from cluster.reasons import explain
 from cluster.run_state import BAD
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, maybe_object
+from cluster.runs import EXIT_USAGE, RunFolder, UsageError, maybe_object
 from cluster.slurm_word import slurm_word
 from cluster.status_text import clock
 from cluster.terminal import end_quietly_at_a_closed_pipe
-from cluster.view import Sight, View, look_at
+from cluster.view import View, exit_code_of, look_at
 
 NUM_LINES = 10
 NUM_TRACEBACK_LINES = 4
@@ -66,14 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sight.slurm_error:
             print(f"Slurm was not reached, and this is what the run folder says: {sight.slurm_error}", file=sys.stderr)
     return exit_code_of(sight)
-
-
-def exit_code_of(sight: Sight) -> int:
-    """The exit code for one run."""
-    if sight.is_short_of_slurm:
-        return EXIT_UNREACHED
-    state = sight.views[0].state
-    return EXIT_FAILED if state.word in BAD or state.never_starts else EXIT_FINISHED
 
 
 def find_reason(view: View, attempts: Sequence[Attempt], environ: Mapping[str, str], now: datetime) -> Reason:
