@@ -83,7 +83,7 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
     plan = make_plan(spec, run, python=python_at(sys.executable))
     # requeue.submit_from: login is for cluster.submit; here nobody has put successors in beforehand.
     write_plan(replace(plan, submit_from="job"), run)
-    index.register(run, job_id, environ)
+    index.register(run, job_id, environ, "sbatch")
     return run
 
 

@@ -83,7 +83,7 @@ def call(
     except OSError as error:
         raise SlurmError(f"{argv[0]} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{' '.join(argv)}: no answer within {timeout_s:.0f} s") from None
+        raise SlurmError(f"{' '.join(argv)}: no answer within {timeout_s:g} s") from None
     if done.returncode != 0:
         raise SlurmError(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
     return done

@@ -198,7 +198,7 @@ def start(request: Request, plan: LaunchPlan, environ: Mapping[str, str], undo: 
 
     def enter(job_id: str) -> None:
         run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, route=plan.cluster)
-        index.register(run, job_id, environ)
+        index.register(run, job_id, environ, plan.cluster)
         if plan.submit_from == "login" and plan.cluster == "slurm":
             put_in_beforehand(run, plan, job_id, environ)
 

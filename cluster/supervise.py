@@ -20,6 +20,7 @@ from pathlib import Path
 from cluster import address, rank, slurm
 from cluster.allocation import expand_nodelist, expand_task_list
 from cluster.chain import Chain, find_chain
+from cluster.comment import Comment, find_comment
 from cluster.exclude import Blame
 from cluster.history import gather, note_lost_attempts, read_history, record_end
 from cluster.job import Job, find_job
@@ -114,11 +115,19 @@ def supervise(
         if maybe_code is not None:
             return maybe_code
         chain.begin()
-        return make_attempts(run, plan, stop, job, chain, environ)
+        comment = find_comment(run, plan, job)
+        comment.begin()
+        return make_attempts(run, plan, stop, job, chain, comment, environ)
 
 
 def make_attempts(
-    run: RunFolder, plan: LaunchPlan, stop: StopFlag, job: Job, chain: Chain, environ: Mapping[str, str]
+    run: RunFolder,
+    plan: LaunchPlan,
+    stop: StopFlag,
+    job: Job,
+    chain: Chain,
+    comment: Comment,
+    environ: Mapping[str, str],
 ) -> int:
     """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
     while True:
@@ -126,6 +135,7 @@ def make_attempts(
         if maybe_code is not None:
             return maybe_code
         note_lost_attempts(run)
+        comment.tell("")
         attempt, verdict = run_attempt(run, plan, stop, job, environ)
         history = read_history(run, attempt - 1)
         history.append(Past(verdict.cause, max(manifest_steps(run.checkpoints), default=0)))
@@ -133,6 +143,7 @@ def make_attempts(
         history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
         run.check_owner(attempt)
+        comment.tell(f"{verdict.outcome}: {verdict.reason}")
         record_end(run, verdict, decision, history[-1], attempt, job.job_id)
         if decision.action == "restart":
             wait_before_restart(back_off_s(history), stop)
