@@ -141,6 +141,24 @@ def refuse_heterogeneous_job(environ: Mapping[str, str]) -> None:
         )
 
 
+def fills_node_after_node(distribution: str) -> bool:
+    """Whether --distribution gives neighbouring ranks the same node, as in block, *, block:cyclic or block,Pack."""
+    return re.split("[:,=]", distribution)[0].lower() in ("block", "*", "")
+
+
+def refuse_distribution(environ: Mapping[str, str]) -> None:
+    """Stop where the job's tasks are spread over its nodes in another order: a rank's number tells its node.
+
+    Raises AllocationError: SLURM_DISTRIBUTION says cyclic, plane or arbitrary.
+    """
+    distribution = environ.get("SLURM_DISTRIBUTION", "")
+    if not fills_node_after_node(distribution):
+        raise AllocationError(
+            f"SLURM_DISTRIBUTION={distribution} does not fill one node after the other, and a rank's number has to "
+            "tell its node: use --distribution=block, or leave it out"
+        )
+
+
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process (or an ancestor of it) as a task of a job step."""
     step_id = environ.get("SLURM_STEP_ID", "")

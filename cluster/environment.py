@@ -21,6 +21,7 @@ OUTER_RANK = frozenset(
         rank.ATTEMPT_VARIABLE,
         rank.SPEC_VARIABLE,
         rank.KILL_WAIT_VARIABLE,
+        rank.PYTHON_VARIABLE,
     )
 )
 KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))  # which cluster to talk to, and as whom

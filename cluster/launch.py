@@ -92,6 +92,7 @@ def srun_command(plan: LaunchPlan, shape: Shape, log_path: Path) -> list[str]:
         f"--output={literal_path(log_path)}",
         f"--error={literal_path(log_path)}",
         "--open-mode=append",
+        *plan.srun,
         *plan.rank,
     ]
 

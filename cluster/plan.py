@@ -7,12 +7,15 @@ Sources: sbatch(1), srun(1), Slurm 22.05.
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.runs import FORMAT_VERSION, RunError, RunFolder, write_json
+from cluster.code import STARTER, packages_folder
+from cluster.container import Entrance, entrance
+from cluster.runs import EXIT_USAGE, FORMAT_VERSION, RunError, RunFolder, write_json
+from cluster.setup import preamble
 from cluster.slurm import literal_path
 
 if TYPE_CHECKING:  # the supervisor reads a plan without loading pydantic
@@ -49,6 +52,9 @@ class LaunchPlan:
     requeue_mode: str  # auto, requeue or successor
     num_successors: int  # put in beforehand, where submit_from says so
     submit_from: str  # who submits successors: job or login
+    srun: tuple[str, ...] = ()  # further options of the srun that starts the ranks
+    image_variables: tuple[str, ...] = ()  # names whose values win over those of the ranks' image; empty without one
+    image_prefix: str = ""  # they are given under this prefix as well
     is_elastic: bool = False  # takes fewer nodes than num_nodes; the allocation says how many
     maybe_visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES at a local submission, put back for the ranks
 
@@ -57,20 +63,49 @@ class LaunchPlan:
         """Number of ranks."""
         return self.num_nodes * self.num_tasks_per_node
 
+    @property
+    def shell_lines(self) -> tuple[str, ...]:
+        """What a batch script does before it starts the supervisor: the preamble, then a look at the interpreter."""
+        python, starter, *_, run_dir = self.supervisor
+        needed = ("submitit", "pydantic", "yaml", *(() if self.image_variables else ("torch",)))
+        return (
+            *self.preamble,
+            refusal("-x", python, "python", "name one that is on all nodes with the key python"),
+            refusal("-r", starter, "code", "run_root has to be on storage that all nodes see"),
+            f"{shlex.join((python, starter, '--check', run_dir, *needed))} || exit {EXIT_USAGE}",
+        )
 
-def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpus: str | None = None) -> LaunchPlan:
+
+def refusal(test: str, path: str, key: str, advice: str) -> str:
+    """A shell line that ends the job where a file is missing on its node."""
+    words = f"""{shlex.quote(f"{key}: {path} is not on ")}"$HOSTNAME"{shlex.quote(f"; {advice}")}"""
+    return f"[ {test} {shlex.quote(path)} ] || {{ echo {words} >&2; exit {EXIT_USAGE}; }}"
+
+
+def make_plan(
+    spec: "JobSpec",
+    run: RunFolder,
+    *,
+    python: str,
+    maybe_code_root: Path | None = None,
+    maybe_visible_gpus: str | None = None,
+) -> LaunchPlan:
     """Lay out how a spec is started in a run folder.
 
-    python: absolute path of the interpreter that supervisor and ranks use.
+    python: absolute path of the interpreter that supervisor and ranks use, unless the spec names another.
+    maybe_code_root: the folder whose packages run; those of this process by default.
     """
+    code_root = maybe_code_root or packages_folder()
+    starter = (spec.python or python, str(code_root / STARTER))
+    entered = entrance(spec, run.path, code_root)
     return LaunchPlan(
         run_dir=str(run.path),
         name=spec.name,
         cluster=spec.cluster,
         sbatch=sbatch_flags(spec, run) if spec.cluster == "slurm" else {},
-        preamble=preamble(spec.env, spec.setup),
-        supervisor=(python, "-m", "cluster.supervise", str(run.path)),
-        rank=(*SIGNALS_BLOCKED, python, "-m", "jobs.train", str(run.spec), "--run-dir", str(run.path)),
+        preamble=preamble(spec.env, spec.setup, (*starter, "cluster.setup", str(run.path))),
+        supervisor=(*starter, "cluster.supervise", str(run.path)),
+        rank=rank_command(spec, run, starter, entered),
         num_nodes=spec.max_nodes,
         num_tasks_per_node=spec.num_tasks_per_node,
         cpus_per_task=spec.cpus_per_task,
@@ -82,9 +117,23 @@ def make_plan(spec: "JobSpec", run: RunFolder, *, python: str, maybe_visible_gpu
         requeue_mode=spec.requeue.mode,
         num_successors=spec.requeue.successors,
         submit_from=spec.requeue.submit_from,
+        srun=entered.srun,
+        image_variables=entered.variables,
+        image_prefix=entered.prefix,
         is_elastic=spec.min_nodes < spec.max_nodes,
         maybe_visible_gpus=maybe_visible_gpus,
     )
+
+
+def rank_command(spec: "JobSpec", run: RunFolder, starter: tuple[str, str], entered: Entrance) -> tuple[str, ...]:
+    """The command of each rank; a plugin of srun's changes into the image before it, so `env` would be the image's.
+
+    starter: interpreter and script outside of an image.
+    """
+    blocked = () if spec.container.runtime == "pyxis" else SIGNALS_BLOCKED
+    python = spec.container.python if spec.container.image else starter[0]
+    train = (python, starter[1], "jobs.train", str(run.spec), "--run-dir", str(run.path))
+    return (*blocked, *entered.command, *train)
 
 
 def sbatch_flags(spec: "JobSpec", run: RunFolder) -> dict[str, FlagValue]:
@@ -126,12 +175,6 @@ def sbatch_flags(spec: "JobSpec", run: RunFolder) -> dict[str, FlagValue]:
 def mebibytes(amount: int | None) -> str | None:
     """An amount of memory as Slurm reads it without doubt."""
     return None if amount is None else f"{amount}M"
-
-
-def preamble(env: Mapping[str, str], setup: Sequence[str]) -> tuple[str, ...]:
-    """Shell lines that run before the supervisor; a failing one ends the job."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()] + list(setup)
-    return ("set -e", *lines) if lines else ()
 
 
 def write_plan(plan: LaunchPlan, run: RunFolder) -> None:

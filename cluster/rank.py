@@ -36,6 +36,8 @@ SPEC_VARIABLE = "CLUSTER_SPEC"
 """Text of the run's spec: the supervisor reads the file, so that not every rank has to."""
 KILL_WAIT_VARIABLE = "CLUSTER_KILL_WAIT_S"
 """Seconds that Slurm leaves between TERM and KILL."""
+PYTHON_VARIABLE = "CLUSTER_PYTHON"
+"""Version of the interpreter at submission, which start.py compares with its own; not set in images."""
 
 PLACE_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 TORCHRUN_VARIABLES = (*PLACE_VARIABLES, "MASTER_ADDR", "MASTER_PORT")

@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster import index, slurm
 from cluster.allocation import expand_nodelist, expand_task_list
+from cluster.keep import record_live
 from cluster.plan import LaunchPlan, make_plan, python_at, read_plan, write_plan
 from cluster.runs import RunError, RunFolder, write_atomic
 from cluster.signals import STOP_SIGNALS
@@ -79,6 +80,7 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
     except OSError as error:
         raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None
     write_atomic(run.spec, dump_spec(spec))
+    record_live(spec, run, environ)
     run.append_event("submitted", attempt=0, job_id=job_id, route="sbatch")
     plan = make_plan(spec, run, python=python_at(sys.executable))
     # requeue.submit_from: login is for cluster.submit; here nobody has put successors in beforehand.

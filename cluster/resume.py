@@ -15,7 +15,7 @@ from cluster.spec import JobSpec, SourcedSpec, changed_keys, dump_spec, faults_a
 
 FREE_KEYS = frozenset((
     "time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes",
-    "train.tensorboard", "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s",
+    "train.tensorboard", "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s", "code", "python",
 ))  # fmt: skip
 
 

@@ -87,6 +87,26 @@ class RunFolder:
         return self.path / "successor.sbatch"
 
     @property
+    def code(self) -> Path:
+        """The snapshot of the project that holds the packages; not there with code: live."""
+        return self.path / "code"
+
+    @property
+    def code_record(self) -> Path:
+        """Commit, versions and interpreter of the submission."""
+        return self.path / "code.json"
+
+    @property
+    def code_sums(self) -> Path:
+        """Digests of the code at submission, as sha256sum prints them."""
+        return self.path / "code.sha256"
+
+    @property
+    def code_diff(self) -> Path:
+        """What the code had that its commit has not."""
+        return self.path / "code.diff"
+
+    @property
     def submitit(self) -> Path:
         """submitit's own files."""
         return self.path / "submitit"

@@ -25,9 +25,11 @@ from cluster.spec_fields import (
     FlagValue,
     Fraction,
     Gpus,
+    Interpreter,
     Line,
     MailType,
     Memory,
+    Mount,
     NodeCount,
     NotNegative,
     Positive,
@@ -199,6 +201,22 @@ class RequeueSpec(_Section):
     """How many are put in beforehand, with submit_from: login."""
 
 
+class ContainerSpec(_Section):
+    """An image that the ranks run in.  The supervisor stays outside of it, so that the run comes back.
+
+    The run folder, the data set's root and the code are mounted where they are.
+    """
+
+    image: Expanded | None = None
+    """For pyxis as its --container-image has it, or a .sqsh; for apptainer a .sif or docker://...  Needs runtime."""
+    runtime: Literal["pyxis", "apptainer", "singularity"] | None = None
+    """What starts it; pyxis is a plugin of Slurm."""
+    mounts: tuple[Mount, ...] = ()
+    """Further folders: /scratch, /here:/there or /here:/there:ro."""
+    python: Word = "python3"
+    """Interpreter in the image, with torch, pydantic and pyyaml."""
+
+
 class FaultSpec(_Section):
     """A run broken on purpose, for drills and tests: a list of these.  Refused without CLUSTER_ALLOW_FAULTS=1."""
 
@@ -270,7 +288,13 @@ class JobSpec(_Section):
     setup: tuple[ShellLine, ...] = ()
     """Shell lines that run before the ranks start, such as `module load cuda`; a failing one ends the job."""
     env: dict[VariableName, VariableValue] = {}
-    """Variables of all ranks.  MASTER_PORT here wins over the port the program draws."""
+    """Variables of all ranks, in place of the submitting shell's and the image's.  MASTER_PORT here wins over the port
+    the program draws."""
+    python: Interpreter | None = None
+    """Absolute path of the interpreter of supervisor and ranks, with all that this program needs.  Default: the one
+    that submits."""
+    code: Literal["snapshot", "live"] = "snapshot"
+    """What runs: the code as it was at submission, copied into the run folder, or what lies there at each start."""
     sbatch: dict[FlagName, FlagValue] = {}
     """Further flags of sbatch by their long names without dashes; true gives a flag without a value."""
     run_root: AbsolutePath = Path("runs")
@@ -283,6 +307,8 @@ class JobSpec(_Section):
     """When the state is saved."""
     requeue: RequeueSpec = Field(default_factory=RequeueSpec)
     """When it is tried again."""
+    container: ContainerSpec = Field(default_factory=ContainerSpec)
+    """In which image it runs."""
     faults: tuple[FaultSpec, ...] = ()
     """How it is broken on purpose."""
 
@@ -337,10 +363,10 @@ class JobSpec(_Section):
         return memory_mib(self.memory_per_gpu) if self.memory_per_gpu else None
 
 
-SECTIONS = ("train", "dataset", "checkpoint", "requeue")
+SECTIONS = ("train", "dataset", "checkpoint", "requeue", "container")
 SECTION_MODELS: Mapping[str, type[BaseModel]] = {  # "" is the top level
     "": JobSpec, "train": TrainSpec, "dataset": DatasetSpec, "checkpoint": CheckpointSpec, "requeue": RequeueSpec,
-    "faults": FaultSpec,
+    "container": ContainerSpec, "faults": FaultSpec,
 }  # fmt: skip
 FAULTS: Key = ("faults",)
 FAULTS_REFUSED = (

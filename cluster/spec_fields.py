@@ -140,6 +140,27 @@ def check_flag_value(value: object) -> str | int | bool:
     return check_line(value) if isinstance(value, str) else value
 
 
+def check_interpreter(text: str) -> str:
+    """Pass the absolute path of an interpreter: a name would be another program on another machine."""
+    check_expanded(check_line(text))
+    if not text.startswith("/"):
+        raise ValueError(f"{shown(text)} is no absolute path; write where the interpreter lies on the nodes")
+    return text
+
+
+def check_mount(text: str) -> str:
+    """Pass a folder that a container sees: SRC, SRC:DST or SRC:DST:ro, absolute."""
+    check_expanded(check_line(text))
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    is_path = source.startswith("/") and (not rest or target.startswith("/"))
+    if not is_path or mode not in ("", "ro", "rw") or "," in text:
+        raise ValueError(
+            f"{shown(text)} is no mount; write absolute folders, as /scratch, /here:/there or /here:/there:ro"
+        )
+    return text
+
+
 def check_once(items: tuple[str, ...]) -> tuple[str, ...]:
     """Pass a list without repeats."""
     repeated = [item for number, item in enumerate(items) if item in items[:number]]
@@ -170,6 +191,8 @@ else:  # whatever is no range is held to be a number, and so are the messages ab
             {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, {"type": "string", "pattern": "-"}]}
         ),
     ]
+Interpreter = Annotated[str, AfterValidator(check_interpreter)]
+Mount = Annotated[str, AfterValidator(check_mount)]
 FlagName = Annotated[str, AfterValidator(check_flag)]
 FlagValue = Annotated[
     str | int | bool,

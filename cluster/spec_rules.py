@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.allocation import fills_node_after_node
 from cluster.spec_yaml import Key, entry, shown
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def contradictions(spec: "JobSpec") -> Iterator[Contradiction]:
     yield from _dataset_rules(spec)
     yield from _requeue_rules(spec)
     yield from _variable_rules(spec)
+    yield from _container_rules(spec)
+    yield from _distribution_rules(spec)
     yield from _fault_rules(spec)
 
 
@@ -120,6 +123,38 @@ def _variable_rules(spec: "JobSpec") -> Iterator[Contradiction]:
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65_535):
         message = f"{shown(port)} is no TCP port; use a number from 1 to 65535, in quotes"
         yield Contradiction((("env", "MASTER_PORT"),), message)
+
+
+def _container_rules(spec: "JobSpec") -> Iterator[Contradiction]:
+    container = spec.container
+    image, runtime = ("container", "image"), ("container", "runtime")
+    if container.image and container.runtime is None:
+        message = "is required with an image; use pyxis, apptainer or singularity, whichever your cluster has"
+        yield Contradiction((image, runtime), message, maybe_missing=runtime)
+    if container.image is None:
+        for key in ("runtime", "mounts", "python"):
+            if getattr(container, key) != type(container).model_fields[key].default:
+                message = f"{key} is for a container, but there is no container.image; give one, or leave {key} out"
+                yield Contradiction((("container", key), image), message)
+        return
+    if container.runtime == "pyxis" and spec.cluster == "local":
+        message = (
+            "pyxis is a plugin of Slurm, but cluster is local; use apptainer or singularity, or leave container out"
+        )
+        yield Contradiction((runtime, ("cluster",)), message)
+    for keys, path in ((("run_root",), spec.run_root), (("dataset", "root"), spec.dataset.root)):
+        if {",", ":"} & set(str(path)):
+            yield Contradiction((keys, image), f"{path} holds , or :, which no container can mount; use another folder")
+
+
+def _distribution_rules(spec: "JobSpec") -> Iterator[Contradiction]:
+    distribution = spec.sbatch.get("distribution")
+    if distribution is not None and not fills_node_after_node(str(distribution)):
+        message = (
+            f"{shown(str(distribution))} does not fill one node after the other, and a rank's number has to tell its "
+            "node; use block, as in block:cyclic, or leave it out"
+        )
+        yield Contradiction((("sbatch", "distribution"),), message)
 
 
 def _fault_rules(spec: "JobSpec") -> Iterator[Contradiction]:

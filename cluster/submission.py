@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cluster import slurm
 from cluster.plan import LaunchPlan, write_plan
-from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, RunFolder, write_atomic
+from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, write_atomic
 
 if TYPE_CHECKING:
     from cluster.spec import JobSpec
@@ -36,19 +36,26 @@ class SubmissionError(RuntimeError):
         self.exit_code = exit_code
 
 
-def write_files(run: RunFolder, plan: LaunchPlan, script: str, *, maybe_new_spec: str | None) -> None:
-    """Put spec, plan and script into the run folder, which is made for a new spec.
+def write_files(
+    run: RunFolder, plan: LaunchPlan, script: str, keep_code: Callable[[], None], *, maybe_new_spec: str | None
+) -> None:
+    """Put spec, code, plan and script into the run folder, which is made for a new spec.
 
     maybe_new_spec: the text of spec.yaml.
 
-    Raises SubmissionError: the storage refused.
+    Raises SubmissionError: the storage refused.  Raises UsageError: keep_code does.
     """
     try:
         if maybe_new_spec is not None:
             run.make()
             write_atomic(run.spec, maybe_new_spec)
+        keep_code()
         write_plan(plan, run)
         write_atomic(run.script, script)
+    except UsageError:
+        if maybe_new_spec is not None:
+            shutil.rmtree(run.path)
+        raise
     except OSError as error:
         message = f"run_root: {run.path} cannot be written: {error.strerror}; nothing was submitted"
         raise SubmissionError(message, EXIT_USAGE) from None
@@ -80,7 +87,15 @@ def undo_of(run: RunFolder) -> Callable[[], None]:
     """What gives an old run its files back when the job that was to go on with it is refused."""
 
     def files() -> set[Path]:
-        return {run.spec, run.plan, run.script, run.stop_mark, run.summary, *run.path.glob("*.a????.*")}
+        return {
+            run.spec,
+            run.plan,
+            run.script,
+            run.code_record,
+            run.stop_mark,
+            run.summary,
+            *run.path.glob("*.a????.*"),
+        }
 
     before = {path: path.read_bytes() if path.exists() else None for path in files()}
 

@@ -2,6 +2,7 @@
 
     python -m cluster.submit SPEC [section.key=value ...] [--dry-run] [--json] [--wait] [--follow]
     python -m cluster.submit --resume RUN [section.key=value ...]
+    python -m cluster.submit --rerun RUN [section.key=value ...]
     python -m cluster.submit --schema
 
 What submitit pickles is os.execv and plain text: the job becomes `python -m cluster.supervise RUN_DIR` at once, and
@@ -24,7 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster import index, preflight, slurm, successor
+from cluster import index, keep, preflight, slurm, successor
 from cluster.dry_run import dry_run, report
 from cluster.environment import clean_environment
 from cluster.follow import follow
@@ -89,6 +90,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "words", nargs="*", metavar="SPEC | section.key=value", help="the spec, then values in its place"
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, id, name or job id")
+    parser.add_argument("--rerun", metavar="RUN", help="a new run with the spec and the code of another one")
     parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
     parser.add_argument("--force", action="store_true", help="submit what the cluster, as it is, can't run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -98,9 +100,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     if args.schema:
         return args
-    if args.resume is None and not args.words:
-        parser.error("a SPEC is needed, or --resume RUN")
-    args.spec, args.overrides = (None, args.words) if args.resume else (Path(args.words[0]), args.words[1:])
+    if args.resume is None and args.rerun is None and not args.words:
+        parser.error("a SPEC is needed, or --resume RUN, or --rerun RUN")
+    is_from_run = args.resume is not None or args.rerun is not None
+    args.spec, args.overrides = (None, args.words) if is_from_run else (Path(args.words[0]), args.words[1:])
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     return args
 
 
@@ -110,10 +114,16 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if request is None:
         return EXIT_FINISHED
     run, spec = request.run, request.sourced.spec
-    check_packages(spec)  # the interpreter of this process is the job's
+    if spec.python is None and spec.container.image is None:
+        check_packages(spec)  # the interpreter of this process is the job's
     check = preflight.begin(spec, environ)
+    kept = keep.look(spec, run, environ, maybe_source=request.maybe_source)
     plan = make_plan(
-        spec, run, python=python_at(sys.executable), maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
+        spec,
+        run,
+        python=python_at(sys.executable),
+        maybe_code_root=kept.code_root(run),
+        maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES"),
     )
     script = script_text(plan, run)
     preflight.conclude(check, request.sourced, force=args.force, is_dry=args.dry_run)
@@ -121,7 +131,9 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return tell_dry_run(request, plan, script, environ, as_json=args.json)
     stage_if_missing(spec, args.spec or run.spec, args.overrides if args.spec else ())
     undo = request.make_undo()
-    write_files(run, plan, script, maybe_new_spec=None if args.resume else dump_spec(spec))
+    maybe_new_spec = None if args.resume else dump_spec(spec)
+    write_files(run, plan, script, lambda: keep.keep(kept, run, environ), maybe_new_spec=maybe_new_spec)
+    keep.tell_left_out(kept)
     previous_attempt = run.latest_attempt()
     job_id = start(request, plan, environ, undo)
     announce(Submitted(str(run.path), run.run_id, job_id, plan.cluster, script), as_json=args.json)
@@ -140,14 +152,19 @@ class Request:
     sourced: SourcedSpec
     make_undo: Callable[[], Callable[[], None]]  # called before a file is written; its result undoes all of it
     commit: Callable[[], None] = lambda: None  # changes an old run's files, before its job is submitted
+    maybe_source: RunFolder | None = None  # the run that is done again
 
 
 def maybe_request(args: argparse.Namespace, environ: Mapping[str, str]) -> Request | None:
     """The command line's wish; None for a finished run that nothing would be added to."""
     if args.resume is None:
+        source = index.find_run(args.rerun, environ) if args.rerun is not None else None
+        if source is not None:
+            keep.become_submit_of(source, args.argv, environ)
+            args.spec = source.spec
         sourced = read_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
         run = RunFolder(sourced.spec.run_root / sourced.spec.name / new_run_id(datetime.now(timezone.utc)))
-        return Request(run, sourced, lambda: removal_of(run))
+        return Request(run, sourced, lambda: removal_of(run), maybe_source=source)
     resumption = prepare_resumption(index.find_run(args.resume, environ), args.overrides, environ)
     run = resumption.run
     if resumption.is_done:
@@ -181,7 +198,7 @@ def script_text(plan: LaunchPlan, run: RunFolder) -> str:
 def local_script(plan: LaunchPlan) -> str:
     """The local route's script: the same preamble and supervisor as on Slurm, in a session of its own."""
     return "\n".join(
-        ["#!/bin/bash", *plan.preamble, f"exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))} --detach", ""]
+        ["#!/bin/bash", *plan.shell_lines, f"exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))} --detach", ""]
     )
 
 
@@ -317,7 +334,7 @@ def submitit_parameters(plan: LaunchPlan) -> dict[str, Any]:
         },
         "time": math.ceil((plan.time_limit_s or 60) / 60),
         "nodes": plan.num_nodes,
-        "setup": [*plan.preamble, *begin_without_pickle(plan)],
+        "setup": [*plan.shell_lines, *begin_without_pickle(plan)],
         "use_srun": False,
         "wckey": None,
         "stderr_to_stdout": True,

@@ -54,7 +54,7 @@ def submit_beforehand(run: RunFolder, plan: LaunchPlan, job_id: str, environ: Ma
 def script_text(plan: LaunchPlan) -> str:
     """A successor's batch script: the same preamble and supervisor as the first job's."""
     command = shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))
-    return "\n".join(["#!/bin/bash", *plan.preamble, f'exec {command} "$@"', ""])
+    return "\n".join(["#!/bin/bash", *plan.shell_lines, f'exec {command} "$@"', ""])
 
 
 def sbatch_words(plan: LaunchPlan, excluded: str) -> list[str]:

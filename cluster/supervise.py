@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster import address, rank, slurm
-from cluster.allocation import expand_nodelist, expand_task_list
+from cluster.allocation import expand_nodelist, expand_task_list, refuse_distribution, refuse_heterogeneous_job
 from cluster.chain import Chain, find_chain
 from cluster.comment import Comment, find_comment
+from cluster.container import variables_inside
 from cluster.exclude import Blame
 from cluster.history import gather, note_lost_attempts, read_history, record_end
 from cluster.job import Job, find_job
@@ -28,6 +29,7 @@ from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, 
 from cluster.owner import note_submission
 from cluster.plan import LaunchPlan, read_plan
 from cluster.predecessor import maybe_exit_code_by_predecessor
+from cluster.provenance import maybe_version_at_submission, prepare_code, tell_drift
 from cluster.requeue import Decision, Past, back_off_s, decide, is_over
 from cluster.runs import (
     EXIT_FAILED,
@@ -201,10 +203,14 @@ def run_attempt(
         restart_count=int(environ.get("SLURM_RESTART_COUNT", "0")),
     )
     log.info("attempt %d of %s: %d ranks on %s", attempt, run.path, shape.num_tasks, ",".join(nodes))
+    prepare_code(run)
+    tell_drift(run, attempt, job.job_id)
     token = f"{run.run_id}.{attempt}"
     ports = environ.get("MASTER_PORT") or ",".join(map(str, rank.draw_master_ports(f"{job.job_id}.{token}")))
     variables = dict(environ) | rank_variables(master_addr, ports, token, attempt)
     variables[rank.SPEC_VARIABLE] = run.spec.read_text()  # read once, whatever the number of ranks
+    if not plan.image_variables and (version := maybe_version_at_submission(run)):
+        variables[rank.PYTHON_VARIABLE] = version
     ranks = start_ranks(plan, shape, variables, run.attempt_log(attempt))
     wait(ranks, stop, forward=plan.cluster == "local")
     return attempt, judge(gather(run, plan, attempt, ranks, stop, job))
@@ -240,6 +246,8 @@ def read_shape(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[tuple[str,
     """
     if plan.cluster == "local":
         return (socket.gethostname(),), Shape(1, plan.world_size, plan.num_tasks_per_node)
+    refuse_heterogeneous_job(environ)
+    refuse_distribution(environ)
     try:
         nodes = expand_nodelist(environ["SLURM_JOB_NODELIST"])
         if plan.is_elastic or "SLURM_NTASKS" not in environ:
@@ -268,8 +276,12 @@ def start_ranks(plan: LaunchPlan, shape: Shape, environ: Mapping[str, str], log_
         variables.pop("CUDA_VISIBLE_DEVICES", None)
         if plan.maybe_visible_gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = plan.maybe_visible_gpus
+    else:
+        variables[rank.KILL_WAIT_VARIABLE] = str(kill_wait(environ))
+    if plan.image_variables:
+        variables = variables_inside(variables, plan.image_variables, plan.image_prefix)
+    if plan.cluster == "local":
         return LocalRanks.start(plan, variables, log_path)
-    variables[rank.KILL_WAIT_VARIABLE] = str(kill_wait(environ))
     return SrunRanks.start(srun_command(plan, shape, log_path), variables)
 
 

@@ -28,6 +28,7 @@ from jobs.metrics import Recorder
 from jobs.model import build_model
 from jobs.optim import build_optimizer
 from jobs.parallel import settle_buckets, wrap
+from jobs.places import meet, own_place
 from jobs.rendezvous import connect, gloo_interface
 from jobs.restore import restore
 from jobs.saver import Saver
@@ -70,7 +71,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     """
     check_packages(spec)
     data = open_staged(spec.dataset)
-    device = choose_device(spec, env, environ, num_visible=torch.cuda.device_count())
+    device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
     use_device(device, spec)
     check_interfaces("nccl" if device.type == "cuda" else "gloo", environ)
     alarm.wind(spec.train.start_timeout_s)
@@ -82,6 +83,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
         on_resolved = silence_dns if "GLOO_SOCKET_IFNAME" in environ else lambda: None
         store = connect(env, timeout_s=spec.train.start_timeout_s, on_resolved=on_resolved)
         watch.start(store, spec, env, where, stop, environ)  # its own connection would be looked up, too
+        meet(own_place(env, device, environ, num_visible=num_visible), spec, env, store, timeout_s=COLLECTIVE_S)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,

@@ -36,7 +36,7 @@ def make_plan(*rank: str, world_size: int = 2, cpus_per_task: int | None = None)
         cluster="local",
         sbatch={},
         preamble=(),
-        supervisor=("supervisor",),
+        supervisor=("/opt/python", "/code/cluster/start.py", "cluster.supervise", "/runs/demo/1"),
         rank=rank,
         num_nodes=1,
         num_tasks_per_node=world_size,

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.plan import SIGNALS_BLOCKED, STOP_SIGNAL, LaunchPlan, make_plan, python_at, read_plan, write_plan
 from cluster.runs import RunError, RunFolder
+from cluster.setup import preamble
 from cluster.signals import STOP_SIGNALS
 from cluster.spec import JobSpec, load_spec
 from tests.specs import load
@@ -96,14 +97,18 @@ def test_rest_of_a_plan_is_what_the_supervisor_starts(spec: JobSpec) -> None:
         name="demo",
         cluster="slurm",
         sbatch={},
-        preamble=("set -e", "export NCCL_DEBUG=INFO", """export TEXT='it'"'"'s'""", "module load cuda"),
-        supervisor=(PYTHON, "-m", "cluster.supervise", str(RUN.path)),
+        preamble=preamble(
+            {"NCCL_DEBUG": "INFO", "TEXT": "it's"},
+            ["module load cuda"],
+            (PYTHON, f"{REPOSITORY}/cluster/start.py", "cluster.setup", str(RUN.path)),
+        ),
+        supervisor=(PYTHON, f"{REPOSITORY}/cluster/start.py", "cluster.supervise", str(RUN.path)),
         rank=(
             "env",
             "--block-signal=USR2",
             "--block-signal=TERM",
             PYTHON,
-            "-m",
+            f"{REPOSITORY}/cluster/start.py",
             "jobs.train",
             f"{RUN.path}/spec.yaml",
             "--run-dir",

@@ -62,15 +62,15 @@ def test_free_keys_change_the_frozen_spec_only_when_committed(tmp_path: Path) ->
             "batch_size_per_rank: 32",
             "nodes=2",
             "nodes: fixed since the run began (nodes may change in a run with train.global_batch_size); a resumption "
-            "may change checkpoint.every_minutes, checkpoint.every_steps, checkpoint.save_timeout_s, partition, "
-            "time_limit, train.epochs, train.start_timeout_s, train.step_timeout_s, train.tensorboard",
+            "may change checkpoint.every_minutes, checkpoint.every_steps, checkpoint.save_timeout_s, code, partition, "
+            "python, time_limit, train.epochs, train.start_timeout_s, train.step_timeout_s, train.tensorboard",
         ),
         (
             "global_batch_size: 32",
             "train.lr=0.5",
             "train.lr: fixed since the run began; a resumption may change checkpoint.every_minutes, "
-            "checkpoint.every_steps, checkpoint.save_timeout_s, nodes, partition, time_limit, train.epochs, "
-            "train.start_timeout_s, train.step_timeout_s, train.tensorboard",
+            "checkpoint.every_steps, checkpoint.save_timeout_s, code, nodes, partition, python, time_limit, "
+            "train.epochs, train.start_timeout_s, train.step_timeout_s, train.tensorboard",
         ),
     ],
 )

@@ -50,11 +50,15 @@ SCRIPT = """\
 # setup
 set -e
 export NCCL_DEBUG=INFO
+GUARD
 module load cuda
+trap - DEBUG ERR EXIT
+LOOK
 for _ in {1..20}; do if [ -e 'FOLDER/runs/my demo/RUN_ID/submitit'/${SLURM_JOB_ID}_submitted.pkl ]; then break; fi; \
 sleep 0.5; done
 if [ ! -e 'FOLDER/runs/my demo/RUN_ID/submitit'/${SLURM_JOB_ID}_submitted.pkl ]; then \
-exec env --block-signal=USR2 --block-signal=TERM PYTHON -m cluster.supervise 'FOLDER/runs/my demo/RUN_ID'; fi
+exec env --block-signal=USR2 --block-signal=TERM PYTHON \
+'FOLDER/runs/my demo/RUN_ID/code/cluster/start.py' cluster.supervise 'FOLDER/runs/my demo/RUN_ID'; fi
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -63,7 +67,9 @@ env --block-signal=USR2 --block-signal=TERM PYTHON -u -m submitit.core._submit '
 
 LOCAL_SCRIPT = """\
 #!/bin/bash
-exec env --block-signal=USR2 --block-signal=TERM PYTHON -m cluster.supervise FOLDER/runs/demo/RUN_ID --detach
+LOOK
+exec env --block-signal=USR2 --block-signal=TERM PYTHON FOLDER/runs/demo/RUN_ID/code/cluster/start.py \
+cluster.supervise FOLDER/runs/demo/RUN_ID --detach
 """
 
 FAILED = "sbatch: error: Batch job submission failed: "  # and so on: standard error of sbatch 22.05.8
@@ -98,6 +104,8 @@ def submit(folder: Path, *words: str, **variables: str) -> "subprocess.Completed
 def without_run_id(text: str, folder: Path) -> str:
     """A script with stand-ins for what differs between machines and submissions."""
     text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN_ID", text)
+    text = re.sub(r"setup_ended\(\) \{\n(.*\n)*trap 'setup_ended \$\?' EXIT\n", "GUARD\n", text)
+    text = re.sub(r"\[ -x .*\n\[ -r .*\n.* --check .*\n", "LOOK\n", text)
     return text.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON")
 
 
@@ -190,7 +198,7 @@ def test_submitted_run_has_its_spec_plan_script_and_event(folder: Path) -> None:
     assert told["script"] == run.script.read_text() == (run.submitit / "17_submission.sh").read_text()
     spec = load_spec(Path("spec.yaml"), cwd=folder)
     assert load_spec(run.spec, cwd=run.path) == spec
-    assert read_plan(run) == make_plan(spec, run, python=sys.executable)
+    assert read_plan(run) == make_plan(spec, run, python=sys.executable, maybe_code_root=run.code)
     events = [{**event, "time": ""} for event in run.read_events()]
     told = {"attempt": 0, "job_id": "17", "route": "slurm", "format_version": 1, "release": RELEASE}
     announced = {"time": "", "event": "submitting", "attempt": 0, "job_id": "", "route": "slurm"}

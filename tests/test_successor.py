@@ -48,12 +48,14 @@ def asked(folder: Path) -> list[str]:
 
 
 def test_script_is_whole_by_itself_and_hands_on_its_arguments(tmp_path: Path, plan: LaunchPlan) -> None:
-    supervisor = ("/bin/sh", "-c", 'printf "%s|" "$WORD" "$@"', "sh", "/runs/my demo/1")
+    starter = tmp_path / "starter"
+    starter.write_text('[ "$1" = --check ] || printf "%s|" "$WORD" "$@"')
+    supervisor = ("/bin/sh", str(starter), "cluster.supervise", "/runs/my demo/1")
     (tmp_path / "script").write_text(script_text(replace(plan, supervisor=supervisor)))
     done = subprocess.run(
         ["/bin/bash", tmp_path / "script", "--after", "17"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "it's|/runs/my demo/1|--after|17|"
+    assert done.stdout == "it's|cluster.supervise|/runs/my demo/1|--after|17|"
 
 
 def test_words_are_the_plans_but_for_when_the_first_job_was_to_start(plan: LaunchPlan) -> None:
