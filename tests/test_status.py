@@ -102,7 +102,7 @@ def test_table_fits_the_terminal_and_cuts_no_figure(width: int) -> None:
     words = " ".join(out.getvalue().split())
     missing = [
         word
-        for word in ("17", "training", "120/960,", "0.6500,", "n[1-4],", "2026-01-03", TRAINING["run_id"])
+        for word in ("17", "training", "120/960", "0.6500", "n[1-4]", "2026-01-03", TRAINING["run_id"])
         if word not in words
     ]
     assert missing == []
