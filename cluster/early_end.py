@@ -8,6 +8,7 @@ import re
 from cluster.runs import RunFolder, read_lines
 
 HEAD = re.compile(r"^\S+Z super (?P<level>\w) (?P<text>.*)")  # of the supervisor's lines
+STEPD = re.compile(r"slurmstepd\S*: error: ")
 
 
 def early_end(run: RunFolder) -> str:
@@ -28,7 +29,7 @@ def early_end(run: RunFolder) -> str:
 def is_error(line: str) -> bool:
     """Whether this is an error of the supervisor, or of Slurm."""
     head = HEAD.match(line)
-    return (head is not None and head["level"] in "EC") or "slurmstepd: error" in line
+    return head["level"] in "EC" if head else STEPD.match(line) is not None
 
 
 def bare(line: str) -> str:

@@ -37,7 +37,7 @@ REASONS: Mapping[str, Reason] = {
     "WaitingForScheduling": Reason("Slurm has not looked at it yet", ITSELF),
     "Priority": Reason("jobs of higher priority come first", ITSELF),
     "Resources": Reason("it is next, once enough nodes are free", ITSELF),
-    "BeginTime": Reason("its begin time has not come; a requeued job is held back for about two minutes", ITSELF),
+    "BeginTime": Reason("its begin time has not come (a requeued job waits two minutes)", ITSELF),
     "Dependency": Reason("another job has to end first", ITSELF),
     "DependencyNeverSatisfied": Reason(
         "the job it waits for has ended in another way than its dependency asks for", NEVER, "submit it anew"

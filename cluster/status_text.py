@@ -25,54 +25,70 @@ COLOURS = {
     "starting": "cyan",
 }
 Figures = Mapping[str, Any]
+ROOM = 43  # columns that the others leave of 80
 
 
-def words_of(run: Figures, now: datetime) -> list[str]:
-    """What is to be said of one run, in pieces.  now: with a time zone; times of another day carry their date."""
+def lines_of(run: Figures, now: datetime) -> list[str]:
+    """What is to be said of one run, in lines that fit beside the other columns where 80 are.
+
+    now: with a time zone; times of another day carry their date.
+    """
     if run["state"] == "finished":
-        return [
-            f"accuracy {run['accuracy']:.4f}",
-            f"{run['step']} steps",
-            f"{run['images_per_s']:.0f} images/s",
-            f"goodput {run['goodput']:.2f}",
-        ]
-    waits = run["state"] in ("pending", "requeued")
+        told = [f"accuracy {run['accuracy']:.4f}", f"{run['step']} steps", f"{run['images_per_s']:.0f} images/s"]
+        return [", ".join([*told, f"goodput {run['goodput']:.2f}"])]
+    why = ", ".join(why_words(run, now))
+    words = [*step_words(run), *speed_words(run), *saved_words(run), *place_words(run)]
+    return [*([why] if why else []), *packed(words)]
+
+
+def packed(words: Sequence[str]) -> list[str]:
+    """Pieces of text in as few lines as they fit in, so that a figure is not parted from its name."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 2 + len(word) <= ROOM:
+            lines[-1] += f", {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def why_words(run: Figures, now: datetime) -> list[str]:
+    """What it waits for or ended by, and when it may start."""
     said = [run["because"]] if run["because"] else []
     if run["never_starts"]:
-        said.append("it never starts like this")
-    elif waits and run["start"]:
+        return [*said, "it never starts like this"]
+    if run["state"] in ("pending", "requeued") and run["start"]:
         may = "may start" if run["slurm_reason"] == "BeginTime" else "start expected"
         said.append(f"{may} at {clock(run['start'], now)}")
-    said += [f"attempt {run['attempt']}"] if run["attempt"] > 1 else []
-    return [*said, *progress_words(run), *place_words(run)]
+    return said
 
 
-def progress_words(run: Figures) -> list[str]:
-    """How far a run is."""
-    said = []
+def step_words(run: Figures) -> list[str]:
+    """How far it is."""
+    said = [f"attempt {run['attempt']}"] if run["attempt"] > 1 else []
     if run["total_steps"]:
         said += [f"step {run['step']}/{run['total_steps']}", f"epoch {run['epoch']}/{run['epochs']}"]
-    if run["images_per_s"]:
-        said.append(f"{run['images_per_s']:.0f} images/s")
-    if run["loss"] is not None:
-        said.append(f"loss {run['loss']:.3f}")
-    if run["accuracy"] is not None:
-        said.append(f"accuracy {run['accuracy']:.4f}")
-    if run["eta_s"] is not None:
-        said.append(f"{duration(run['eta_s'])} left")
-    if run["checkpoint_step"] is not None:
-        said.append(f"saved at step {run['checkpoint_step']}, {age(run['checkpoint_age_s'])} ago")
-    if run["goodput"] is not None:
-        said.append(f"goodput {run['goodput']:.2f}")
     return said
+
+
+def speed_words(run: Figures) -> list[str]:
+    """How fast it is, and how much of its time counts."""
+    said = [f"{run['images_per_s']:.0f} images/s"] if run["images_per_s"] else []
+    said += [f"{duration(run['eta_s'])} left"] if run["eta_s"] is not None else []
+    return [*said, *([f"goodput {run['goodput']:.2f}"] if run["goodput"] is not None else [])]
+
+
+def saved_words(run: Figures) -> list[str]:
+    """How good it is, and how old its last checkpoint."""
+    said = [f"accuracy {run['accuracy']:.4f}"] if run["accuracy"] is not None else []
+    return [*said, *([f"saved {age(run['checkpoint_age_s'])} ago"] if run["checkpoint_step"] is not None else [])]
 
 
 def place_words(run: Figures) -> list[str]:
     """Where it runs, and what waits behind it."""
     said = [f"on {run['nodes']}"] if run["nodes"] else []
     said += [f"without {run['excluded']}"] if run["excluded"] else []
-    said += [f"behind it job {', '.join(run['successors'])}"] if run["successors"] else []
-    return said
+    return [*said, *([f"behind it job {', '.join(run['successors'])}"] if run["successors"] else [])]
 
 
 def clock(moment: str, now: datetime) -> str:
@@ -96,7 +112,7 @@ def plain_lines(runs: Sequence[Figures], now: datetime) -> list[str]:
     """One line for each run, in columns; nothing is cut."""
     rows = [("run", "name", "job", "state", "")]
     rows += [
-        (run["run_id"], run["name"], run["job_id"] or "-", run["state"], ", ".join(words_of(run, now))) for run in runs
+        (run["run_id"], run["name"], run["job_id"] or "-", run["state"], ", ".join(lines_of(run, now))) for run in runs
     ]
     widths = [max(len(row[place]) for row in rows) for place in range(4)]
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
@@ -114,10 +130,10 @@ def table(runs: Sequence[Figures], now: datetime, note: str = "") -> "Renderable
     drawn.add_column("", overflow="fold", ratio=1)
     for run in runs:
         drawn.add_row(
-            Text(f"{run['name']}\n{run['run_id']}"),
+            Text.assemble((run["name"], "bold"), "\n", run["run_id"]),
             run["job_id"] or "-",
             Text(run["state"], style=COLOURS[run["state"]]),
-            Text(", ".join(words_of(run, now))),
+            Text("\n".join(lines_of(run, now))),
         )
     return drawn
 

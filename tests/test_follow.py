@@ -13,6 +13,7 @@ from cluster.reasons import explain
 from cluster.run_state import RunState
 from cluster.runs import RunFolder, write_json
 from tests.executables import put_answer, put_executable
+from tests.training import REPOSITORY
 
 SUMMARY = {"test_accuracy": 0.91234, "epochs": 30, "steps": 960, "images_per_s": 512.4, "wall_s": 61.25}
 
@@ -199,3 +200,33 @@ def test_unfinished_run_is_told_with_its_reason_and_the_way_on(
     assert tell(run) == (exit_code, "")
     resume = f"python -m cluster.submit --resume {run.path}"
     assert capsys.readouterr().err == said.format(resume=resume, run=run.path) + "\n"
+
+
+FOLLOW = """
+import dataclasses, os, sys
+from pathlib import Path
+from cluster.follow import follow
+from cluster.runs import RunFolder
+from tests.test_launch import make_plan
+run = RunFolder(Path(sys.argv[1]))
+plan = dataclasses.replace(make_plan("true"), cluster="slurm")
+sys.exit(follow(run, plan, "17", os.environ, previous_attempt=0, show_log=False, quiet=False))
+"""
+
+
+def test_reader_who_leaves_leaves_the_job_alone_and_is_told_so(tmp_path: Path, run: RunFolder) -> None:
+    run.append_event("submitted", attempt=0, job_id="17", route="slurm")
+    put_answer(tmp_path, "squeue", f"17|PENDING|N/A|10:00|||Resources|{run.path}/job\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", FOLLOW, str(run.path)],
+            env={**os.environ, "PATH": str(tmp_path)},
+            cwd=REPOSITORY,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    expected = f"job 17 goes on; to end it: scancel 17; run folder: {run.path}\n"
+    assert (done.returncode, done.stderr) == (130, expected)
