@@ -139,7 +139,9 @@ def write_files(run: RunFolder, plan: LaunchPlan, script: str, *, maybe_new_spec
     """
     try:
         if maybe_new_spec is not None:
-            run.make()
+            run.make(maybe_new_spec.run_folder_mode)
+        run.take_umask()  # Slurm hands it on to the job
+        if maybe_new_spec is not None:
             write_atomic(run.spec, dump_spec(maybe_new_spec))
         write_plan(plan, run)
         write_atomic(run.script, script)
@@ -318,7 +320,8 @@ def submitit_parameters(plan: LaunchPlan) -> dict[str, Any]:
     """
     return {
         "additional_parameters": {
-            name if name == "open-mode" else name.replace("-", "_"): value for name, value in plan.sbatch.items()
+            name if name == "open-mode" else name.replace("-", "_"): slurm.in_directive(value)
+            for name, value in plan.sbatch.items()
         },
         "time": math.ceil((plan.time_limit_s or 60) / 60),
         "nodes": plan.num_nodes,

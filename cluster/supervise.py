@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         leave_terminal()
     stop = StopFlag()
     stop.install()
-    make_logger("super")
+    make_logger("super", os.environ)
     try:
         run, plan = find_plan(args.target, args.overrides, os.environ)
         return supervise(run, plan, stop, os.environ, maybe_predecessor=args.after)
@@ -103,6 +103,7 @@ def supervise(
 
     maybe_predecessor: the job that this one succeeds.
     """
+    run.take_umask()
     job = find_job(plan, environ)
     with find_chain(run, plan, job) as chain:
         maybe_code = maybe_exit_code_by_marks(run)
