@@ -11,7 +11,11 @@ def words_of(line: str) -> Iterator[str]:
     word: str | None = None
     quote, is_escaped = "", False
     for character in line:
-        if is_escaped:
+        if character.isspace() and not quote:  # a backslash before it does not help
+            if word is not None:
+                yield word
+            word, is_escaped = None, False
+        elif is_escaped:
             word, is_escaped = (word or "") + character, False
         elif character == "\\":
             is_escaped = True
@@ -21,10 +25,6 @@ def words_of(line: str) -> Iterator[str]:
             quote, word = character, word or ""
         elif character == "#":
             break
-        elif character.isspace():
-            if word is not None:
-                yield word
-            word = None
         else:
             word = (word or "") + character
     if quote:
