@@ -99,6 +99,11 @@ def literal_path(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
+def in_directive(value: str | int | bool) -> str | int | bool:
+    """A value for a quoted #SBATCH line: sbatch takes a backslash for an escape there, in single quotes too (22.05)."""
+    return value.replace("\\", "\\\\") if isinstance(value, str) else value
+
+
 def maybe_job_state(job_id: str, environ: Mapping[str, str]) -> JobState | None:
     """The job's line of squeue; None when Slurm answered and no longer knows the job.
 

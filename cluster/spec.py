@@ -27,6 +27,7 @@ from cluster.spec_fields import (
     Gpus,
     Interpreter,
     Line,
+    LogFolder,
     MailType,
     Memory,
     Mount,
@@ -44,9 +45,22 @@ from cluster.spec_fields import (
 )
 from cluster.spec_rules import contradictions
 from cluster.spec_units import memory_mib, node_range, num_gpus, slurm_time, time_s
-from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_overrides, read_document, read_plain, where
+from cluster.spec_yaml import (
+    MAX_BYTES,
+    WHOLE_FILE,
+    Document,
+    Key,
+    Problem,
+    apply_overrides,
+    read_document,
+    read_plain,
+    where,
+)
 
 FORMAT_VERSION: Literal[1] = 1
+
+SMALL_LENGTH = MAX_BYTES // 8  # of a text whose dump fits for sure: it is at most twice as long, and the defaults
+MAX_PROBLEMS = 50  # that are shown
 
 FAULTS_VARIABLE = "CLUSTER_ALLOW_FAULTS"
 
@@ -297,8 +311,10 @@ class JobSpec(_Section):
     """What runs: the code as it was at submission, copied into the run folder, or what lies there at each start."""
     sbatch: dict[FlagName, FlagValue] = {}
     """Further flags of sbatch by their long names without dashes; true gives a flag without a value."""
-    run_root: AbsolutePath = Path("runs")
+    run_root: LogFolder = Path("runs")
     """Where run folders are made; on storage that all nodes see."""
+    run_root_mode: Literal["private", "group", "world"] = "private"
+    """Who may read a new run folder: its owner alone, the owner's group too, or everybody."""
     train: TrainSpec = Field(default_factory=TrainSpec)
     """What is trained, and how."""
     dataset: DatasetSpec = Field(default_factory=DatasetSpec)
@@ -321,6 +337,11 @@ class JobSpec(_Section):
     def max_nodes(self) -> int:
         """Most machines that it asks for."""
         return node_range(self.nodes)[1]
+
+    @property
+    def run_folder_mode(self) -> int:
+        """Permissions of a new run folder."""
+        return {"private": 0o700, "group": 0o750, "world": 0o755}[self.run_root_mode]
 
     @property
     def num_gpus_per_node(self) -> int:
@@ -421,14 +442,17 @@ def read_spec(
     maybe_text: what the file holds, where somebody has read it already.
     Raises SpecError: anything is wrong; every problem is in it, the file's in the order of lines.
     """
-    document = read_document(_read_text(path, cwd) if maybe_text is None else maybe_text)
+    text = _read_text(path, cwd) if maybe_text is None else maybe_text
+    document = read_document(text)
     if document.values or not document.problems:
         apply_overrides(document, overrides)
         spec = _checked(document, cwd)
         if spec.faults and not allow_faults:
             document.complain(document.place(FAULTS).line, FAULTS, FAULTS_REFUSED)
     if document.problems:
-        raise SpecError([problem.render(str(path)) for problem in sorted(document.problems)])
+        raise SpecError(_listed(document.problems, path))
+    if len(text) + sum(map(len, overrides)) > SMALL_LENGTH:
+        _check_size(spec, path)
     return SourcedSpec(spec, str(path), document)
 
 
@@ -457,9 +481,28 @@ def changed_keys(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
     return tuple(key for key, value in _settings(old) if value != after[key])
 
 
+def _listed(problems: Iterable[Problem], path: Path) -> list[str]:
+    """Problems as their user reads them, in the order of lines; of very many the first."""
+    lines = [problem.render(str(path)) for problem in sorted(problems)]
+    rest = len(lines) - MAX_PROBLEMS
+    return [*lines[:MAX_PROBLEMS], f"{path}: {rest:,} more problems are not shown"] if rest > 0 else lines
+
+
+def _check_size(spec: JobSpec, path: Path) -> None:
+    """Raises SpecError: the run folder's copy, with every default, would be too long to be read again."""
+    size = len(dump_spec(spec).encode())
+    if size > MAX_BYTES:
+        message = f"with every default written out it has {size:,} bytes; the most is {MAX_BYTES:,}"
+        raise SpecError(_listed([Problem(WHOLE_FILE, "", message)], path))
+
+
 def _read_text(path: Path, cwd: Path) -> str:
     try:
-        return (cwd / path).read_bytes().decode("utf-8-sig")
+        with (cwd / path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) <= MAX_BYTES:
+            return data.decode("utf-8-sig")
+        message = f"has more than {MAX_BYTES:,} bytes, which no spec needs; is this the right file?"
     except UnicodeDecodeError as error:
         message = f"byte {error.start + 1} is not UTF-8; save the file as UTF-8"
     except OSError as error:

@@ -12,14 +12,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cluster import slurm
 from cluster.plan import LaunchPlan, write_plan
 from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, write_atomic
-
-if TYPE_CHECKING:
-    from cluster.spec import JobSpec
+from cluster.spec import JobSpec, dump_spec
 
 EXIT_REFUSED = 3  # Slurm said no
 
@@ -37,18 +34,18 @@ class SubmissionError(RuntimeError):
 
 
 def write_files(
-    run: RunFolder, plan: LaunchPlan, script: str, keep_code: Callable[[], None], *, maybe_new_spec: str | None
+    run: RunFolder, plan: LaunchPlan, script: str, keep_code: Callable[[], None], *, maybe_new_spec: JobSpec | None
 ) -> None:
     """Put spec, code, plan and script into the run folder, which is made for a new spec.
-
-    maybe_new_spec: the text of spec.yaml.
 
     Raises SubmissionError: the storage refused.  Raises UsageError: keep_code does.
     """
     try:
         if maybe_new_spec is not None:
-            run.make()
-            write_atomic(run.spec, maybe_new_spec)
+            run.make(maybe_new_spec.run_folder_mode)
+        run.take_umask()  # Slurm hands it on to the job
+        if maybe_new_spec is not None:
+            write_atomic(run.spec, dump_spec(maybe_new_spec))
         keep_code()
         write_plan(plan, run)
         write_atomic(run.script, script)
@@ -61,7 +58,7 @@ def write_files(
         raise SubmissionError(message, EXIT_USAGE) from None
 
 
-def stage_if_missing(spec: "JobSpec", source: Path, overrides: Sequence[str]) -> None:
+def stage_if_missing(spec: JobSpec, source: Path, overrides: Sequence[str]) -> None:
     """Fetch and convert the data set here, where there may be a network, before anything waits in a queue.
 
     Raises SubmissionError: it could not be staged; nothing was submitted.

@@ -32,7 +32,7 @@ from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at
 from cluster.resume import prepare_resumption
 from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id
-from cluster.spec import SourcedSpec, check_packages, dump_spec, faults_allowed, read_spec
+from cluster.spec import SourcedSpec, check_packages, faults_allowed, read_spec
 from cluster.submission import (
     EXIT_REFUSED,
     SubmissionError,
@@ -131,7 +131,7 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return tell_dry_run(request, plan, script, environ, as_json=args.json)
     stage_if_missing(spec, args.spec or run.spec, args.overrides if args.spec else ())
     undo = request.make_undo()
-    maybe_new_spec = None if args.resume else dump_spec(spec)
+    maybe_new_spec = None if args.resume else spec
     write_files(run, plan, script, lambda: keep.keep(kept, run, environ), maybe_new_spec=maybe_new_spec)
     keep.tell_left_out(kept)
     previous_attempt = run.latest_attempt()
@@ -330,7 +330,8 @@ def submitit_parameters(plan: LaunchPlan) -> dict[str, Any]:
     """
     return {
         "additional_parameters": {
-            name if name == "open-mode" else name.replace("-", "_"): value for name, value in plan.sbatch.items()
+            name if name == "open-mode" else name.replace("-", "_"): slurm.in_directive(value)
+            for name, value in plan.sbatch.items()
         },
         "time": math.ceil((plan.time_limit_s or 60) / 60),
         "nodes": plan.num_nodes,

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         leave_terminal()
     stop = StopFlag()
     stop.install()
-    make_logger("super")
+    make_logger("super", os.environ)
     try:
         run, plan = find_plan(args.target, args.overrides, os.environ)
         return supervise(run, plan, stop, os.environ, maybe_predecessor=args.after)
@@ -107,6 +107,7 @@ def supervise(
 
     maybe_predecessor: the job that this one succeeds.
     """
+    run.take_umask()
     job = find_job(plan, environ)
     if job.is_on_slurm:
         note_submission(run, job.job_id, environ)

@@ -348,3 +348,14 @@ def test_term_to_torchrun_saves_on_all_ranks_before_it_kills_them(
     told = run.read_events()[-2:]
     assert [event["event"] for event in told] == ["checkpoint_saved", "stopped"]
     assert told[0]["step"] == told[1]["step"]
+
+
+def test_nothing_of_a_run_holds_the_value_of_a_secret(undisturbed: RunFolder) -> None:
+    (value,) = training.SECRETS.values()
+    found = [path for path in undisturbed.path.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
+    assert found == []
+
+
+def test_run_folder_and_all_in_it_are_their_owners_alone(undisturbed: RunFolder) -> None:
+    assert undisturbed.path.stat().st_mode & 0o777 == 0o700
+    assert [path for path in undisturbed.path.rglob("*") if path.stat().st_mode & 0o077] == []

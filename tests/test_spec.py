@@ -45,6 +45,7 @@ RIGHT = {
     "code": "live",
     "sbatch": "{licenses: 'fluent:1', nice: 100, hold: true}",
     "run_root": "/shared/runs",
+    "run_root_mode": "group",
     "train": "{epochs: 1}",
     "train.model": "small",
     "train.epochs": "3",

@@ -83,6 +83,7 @@ def test_undisturbed_job_trains_on_four_nodes(undisturbed: RunFolder) -> None:
     assert len(events_of(undisturbed, "attempt_started")[0]["nodes"]) == 4
     job_id = job_of(undisturbed)
     assert sorted(path.name for path in undisturbed.logs.iterdir()) == ["attempt_0001.log", f"batch_{job_id}.log"]
+    assert [path for path in (undisturbed.path, *undisturbed.path.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
 def test_submitted_script_is_the_one_that_dry_run_prints(
