@@ -155,6 +155,7 @@ def git_state(run: RunFolder, project: Project, environ: Mapping[str, str]) -> d
     except WorkTreeError as error:
         raise CodeError(f"code: {error}") from None
     if diff is None or diff.num_bytes == 0:
+        run.code_diff.unlink(missing_ok=True)  # an earlier submission's
         return {"commit": commit, "dirty": project.has_untracked or commit is None, "diff": None}
     run.code_diff.write_bytes(diff.kept)
     about = {"file": run.code_diff.name, "bytes": diff.num_bytes, "kept": len(diff.kept), "sha256": diff.sha256}

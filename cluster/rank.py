@@ -170,7 +170,15 @@ def _check_argument(argument: int | None, name: str, local_rank: int) -> None:
 
 
 def _check_where_rank_0_runs(environ: Mapping[str, str], allocation: Allocation, rank: int, node: int) -> None:
-    """Block and cyclic distribution put rank 0 on the step's first node, where all look for it; arbitrary may not."""
+    """Block and cyclic distribution put rank 0 on the step's first node, where all look for it; arbitrary may not.
+
+    Every rank refuses that: rank 0 alone would leave the others waiting.
+    """
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") and not environ.get("MASTER_ADDR"):
+        raise RankError(
+            f"SLURM_DISTRIBUTION={environ['SLURM_DISTRIBUTION']}: rank 0 may be on any node, but all look for it on "
+            f"{allocation.nodes[0]}; leave out --distribution=arbitrary, or set MASTER_ADDR to rank 0's node"
+        )
     if rank == 0 and node != 0 and not environ.get("MASTER_ADDR"):
         raise RankError(
             f"SLURM_PROCID=0 runs on {allocation.nodes[node]} (SLURM_NODEID={node}), but all look for it on "

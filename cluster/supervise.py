@@ -84,7 +84,10 @@ def find_plan(target: Path, overrides: Sequence[str], environ: Mapping[str, str]
         if overrides:
             raise SuperviseError(f"{' '.join(overrides)}: the spec of {target} is frozen; give values with a spec only")
         run = RunFolder(target.absolute())
-        return run, read_plan(run)
+        plan = read_plan(run)
+        if plan.cluster == "slurm":
+            refuse_shape(environ)
+        return run, plan
     from cluster.raw import prepare  # pydantic and YAML are loaded only where a source spec is read
 
     if "SLURM_JOB_ID" not in environ:
@@ -92,7 +95,14 @@ def find_plan(target: Path, overrides: Sequence[str], environ: Mapping[str, str]
             f"SLURM_JOB_ID is not set: {target} can be supervised inside a Slurm job only; "
             f"use python -m cluster.submit {shlex.quote(str(target))}"
         )
+    refuse_shape(environ)
     return prepare(target, overrides, environ)
+
+
+def refuse_shape(environ: Mapping[str, str]) -> None:
+    """Raises AllocationError: the job has several components, or its ranks would not fill one node after the other."""
+    refuse_heterogeneous_job(environ)
+    refuse_distribution(environ)
 
 
 def supervise(
@@ -247,8 +257,6 @@ def read_shape(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[tuple[str,
     """
     if plan.cluster == "local":
         return (socket.gethostname(),), Shape(1, plan.world_size, plan.num_tasks_per_node)
-    refuse_heterogeneous_job(environ)
-    refuse_distribution(environ)
     try:
         nodes = expand_nodelist(environ["SLURM_JOB_NODELIST"])
         if plan.is_elastic or "SLURM_NTASKS" not in environ:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.launch import RanksEnd
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_HANG, EXIT_STOPPED
+from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_HANG, EXIT_STOPPED, EXIT_USAGE
 
 # "srun: error: n2: task 1: Exited with exit code 1", "srun: error: n3: tasks 4-5: Killed"; Slurm 22.05 and 24.11
 TASK_LINE = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
@@ -75,6 +75,9 @@ def judge(evidence: Evidence) -> Verdict:
     killed = maybe_first_killed(evidence.failures, evidence.end)
     if killed is not None:
         return told_by_slurmstepd(killed, evidence.job_lines)
+    unstartable = maybe_unstartable(evidence.end)
+    if unstartable is not None and all(record["kind"] == "connection" for record in evidence.failures):
+        return Verdict("failed", "usage", unstartable, EXIT_USAGE)
     record = maybe_first_record(evidence.failures, evidence.end)
     if record is not None:
         return from_record(record)
@@ -174,6 +177,25 @@ def left_by_watchdog(end: RanksEnd) -> bool:
     """Whether a rank's exit code says so."""
     exits = [EXITED.match(how) for _, how in task_lines(end.launcher_lines)]
     return EXIT_HANG in end.exit_codes.values() or any(found and int(found[1]) == EXIT_HANG for found in exits)
+
+
+def maybe_unstartable(end: RanksEnd) -> str | None:
+    """Why no rank could be started, where that is so: no such interpreter, or no such option of srun.
+
+    `env` and a shell end with 126 or 127 when they cannot start what they were asked to.
+    """
+    for line in end.launcher_lines:
+        if line.startswith("srun: unrecognized option"):
+            return f"srun could not start the ranks: {line}; --container-* options need pyxis, a plugin of Slurm"
+    exits = [(number, int(found[1])) for number, how in task_lines(end.launcher_lines) if (found := EXITED.match(how))]
+    exits += end.exit_codes.items()
+    for number, code in exits:
+        if code in (126, 127):
+            return (
+                f"rank {number} could not be started (exit code {code}): its interpreter, or what enters its "
+                "container, is not on its node; see the attempt's log"
+            )
+    return None
 
 
 def from_record(record: Mapping[str, Any]) -> Verdict:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, not in __all__
 
+from cluster.keep import record_live
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunError, RunFolder, UsageError, new_run_id, write_atomic
 from cluster.spec import JobSpec, changed_keys, dump_spec, load_spec
@@ -37,14 +38,16 @@ def join_attempt(
     if ATTEMPT_VARIABLE in environ and maybe_run_dir is not None:
         return RunFolder(maybe_run_dir), int(environ[ATTEMPT_VARIABLE])
     if env.rank == 0:
-        store.set(STORE_KEY, json.dumps(begin(spec, maybe_run_dir, env, store, own_job_id(environ))))
+        store.set(STORE_KEY, json.dumps(begin(spec, maybe_run_dir, env, store, environ)))
     told = json.loads(store.get(STORE_KEY))
     if "error" in told:
         raise RunError(told["error"])
     return RunFolder(Path(told["run_dir"])), told["attempt"]
 
 
-def begin(spec: JobSpec, maybe_run_dir: Path | None, env: RankEnv, store: Store, job_id: str) -> dict[str, Any]:
+def begin(
+    spec: JobSpec, maybe_run_dir: Path | None, env: RankEnv, store: Store, environ: Mapping[str, str]
+) -> dict[str, Any]:
     """Rank 0's part: what it tells the others, an error included, so that none of them waits in vain.
 
     Workers that torchrun restarts go on with the run of those before them.  A finished run gets no further attempt.
@@ -53,16 +56,16 @@ def begin(spec: JobSpec, maybe_run_dir: Path | None, env: RankEnv, store: Store,
     if maybe_run_dir is None and maybe_agents_store is not None and maybe_agents_store.check([RUN_DIR_KEY]):
         maybe_run_dir = Path(maybe_agents_store.get(RUN_DIR_KEY).decode())
     try:
-        run = open_run(spec, maybe_run_dir, job_id)
+        run = open_run(spec, maybe_run_dir, environ)
     except UsageError as error:
         return {"error": str(error)}
     if maybe_agents_store is not None:
         maybe_agents_store.set(RUN_DIR_KEY, str(run.path))
-    attempt = run.latest_attempt() if run.summary.exists() else claim(run, env, job_id)
+    attempt = run.latest_attempt() if run.summary.exists() else claim(run, env, own_job_id(environ))
     return {"run_dir": str(run.path), "attempt": attempt}
 
 
-def open_run(spec: JobSpec, maybe_run_dir: Path | None, job_id: str) -> RunFolder:
+def open_run(spec: JobSpec, maybe_run_dir: Path | None, environ: Mapping[str, str]) -> RunFolder:
     """Make a run folder, or open the one to go on with.
 
     Raises RunError: the folder's frozen spec is another.  Raises FormatError: another release wrote a file of it.
@@ -84,7 +87,8 @@ def open_run(spec: JobSpec, maybe_run_dir: Path | None, job_id: str) -> RunFolde
         write_atomic(run.spec, dump_spec(spec))
     except OSError as error:
         raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None
-    run.append_event("submitted", attempt=0, job_id=job_id, route="direct")
+    record_live(spec, run, environ)
+    run.append_event("submitted", attempt=0, job_id=own_job_id(environ), route="direct")
     return run
 
 

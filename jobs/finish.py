@@ -64,7 +64,8 @@ def is_broken(events: Sequence[Mapping[str, Any]]) -> bool:
     """
     is_extended = maybe_extended = False
     for event in events:
-        if event["event"] == "environment_changed":
+        is_other_code = event["event"] == "code_drift" and event["attempt"] > 1  # before the first nothing was trained
+        if is_other_code or event["event"] == "environment_changed":
             return True
         if event["event"] == "extended":
             maybe_extended = True

@@ -135,7 +135,7 @@ def warnings(places: Sequence[Place], spec: JobSpec) -> Iterator[str]:
         )
     idle = next((p for p in places if p.gpu and p.num_visible > num_ranks[p.host]), None)
     if idle is not None:
-        yield f"{idle.host} has {num_ranks[idle.host]} ranks and {idle.num_visible} GPUs: the others stay idle"
+        yield f"{idle.host} has {idle.num_visible} GPUs and fewer ranks ({num_ranks[idle.host]}): the others stay idle"
     short = [p for p in places if p.num_cpus < (spec.cpus_per_task or 1)]
     if short:
         yield (

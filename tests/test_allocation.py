@@ -10,6 +10,7 @@ from cluster.allocation import (
     expand_task_list,
     in_step,
     read_allocation,
+    refuse_distribution,
 )
 
 UNEVEN_STEP = {
@@ -198,6 +199,22 @@ def test_heterogeneous_job_is_refused() -> None:
     assert error_of(UNEVEN_STEP | {"SLURM_HET_SIZE": "2"}) == (
         "SLURM_HET_SIZE=2: heterogeneous jobs (components split by ':') are not supported, as Slurm's variables then "
         "describe one component only; submit one component"
+    )
+
+
+@pytest.mark.parametrize("said", ["", "block", "block:cyclic", "block,nopack", "*:block", "BLOCK"])
+def test_ranks_that_fill_one_node_after_the_other_are_welcome(said: str) -> None:
+    refuse_distribution({"SLURM_DISTRIBUTION": said})
+    refuse_distribution({})
+
+
+@pytest.mark.parametrize("said", ["cyclic", "plane", "arbitrary", "cyclic:block"])  # as Slurm 22.05.8 and 24.11.5 say
+def test_job_whose_ranks_are_spread_otherwise_is_refused(said: str) -> None:
+    with pytest.raises(AllocationError) as caught:
+        refuse_distribution({"SLURM_DISTRIBUTION": said})
+    assert str(caught.value) == (
+        f"SLURM_DISTRIBUTION={said} does not fill one node after the other, and a rank's number has to tell its node: "
+        "use --distribution=block, or leave it out"
     )
 
 

@@ -104,6 +104,11 @@ def test_extension_that_slurm_refused_changes_nothing(names: str, expected: bool
     assert is_broken([{"event": name} for name in names.split()]) is expected
 
 
+@pytest.mark.parametrize(("attempt", "is_exact"), [(1, True), (2, False)])
+def test_run_whose_code_was_changed_between_attempts_is_not_bit_exact(attempt: int, is_exact: bool) -> None:
+    assert is_broken([{"event": "code_drift", "attempt": attempt}]) is not is_exact
+
+
 def test_superseded_attempt_publishes_nothing(tmp_path: Path, group: dist.ProcessGroup) -> None:
     loop = undisturbed(make_spec(tmp_path), group)
     run = loop.recorder.run

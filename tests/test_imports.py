@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[1]
 FILES = sorted(
     path.relative_to(REPOSITORY) for package in ("cluster", "jobs") for path in (REPOSITORY / package).glob("*.py")
 )
-SHARED_WITH_JOBS = {f"cluster.{name}" for name in ("spec", "allocation", "rank", "signals", "runs")}
+SHARED_WITH_JOBS = {f"cluster.{name}" for name in ("spec", "allocation", "rank", "signals", "runs", "keep")}
 STANDARD = sys.stdlib_module_names | {"cluster"}
 # Modules of which nothing but the standard library is needed: they run before, or without, what a spec needs.
 BARE = (
@@ -21,6 +21,7 @@ BARE = (
     "site", "site_answers", "features",
     "disk", "prune",
     "status", "logs", "why", "follow", "comment",
+    "start", "setup", "container", "worktree", "code", "provenance", "keep",
 )  # fmt: skip
 
 

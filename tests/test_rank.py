@@ -143,6 +143,15 @@ def test_rank_0_away_from_the_first_node_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("rank", [FIRST_TASK, LAST_TASK], ids=["rank 0", "rank 2"])
+def test_arbitrary_distribution_is_refused_by_every_rank(rank: dict[str, str]) -> None:
+    assert error_of(rank | {"SLURM_DISTRIBUTION": "arbitrary"}) == (
+        "SLURM_DISTRIBUTION=arbitrary: rank 0 may be on any node, but all look for it on n2; leave out "
+        "--distribution=arbitrary, or set MASTER_ADDR to rank 0's node"
+    )
+    assert read_rank(rank | {"SLURM_DISTRIBUTION": "arbitrary", "MASTER_ADDR": "n4"}).master_addr == "n4"
+
+
 def test_rank_0_away_from_the_first_node_is_found_by_the_users_address() -> None:
     arbitrary = LAST_TASK | {"SLURM_PROCID": "0", "MASTER_ADDR": "n4"}
     assert read_rank(arbitrary) == replace(LAST_TASK_ENV, rank=0, master_addr="n4")

@@ -12,6 +12,15 @@ from tests.specs import load, problems
          ["4: faults.rank: 1 never saves; kill_save needs rank 0"]),
         (["nodes: 2", "faults: [{at_step: 0, rank: 1, do: port}]"],
          ["4: faults.rank: 1 serves no store; port needs rank 0"]),
+        (["sbatch: {distribution: cyclic}"],
+         ["3: sbatch.distribution: 'cyclic' does not fill one node after the other, and a rank's number has to tell "
+          "its node; use block, as in block:cyclic, or leave it out"]),
+        (["sbatch: {distribution: plane=2}"],
+         ["3: sbatch.distribution: 'plane=2' does not fill one node after the other, and a rank's number has to tell "
+          "its node; use block, as in block:cyclic, or leave it out"]),
+        (["sbatch: {distribution: arbitrary}"],
+         ["3: sbatch.distribution: 'arbitrary' does not fill one node after the other, and a rank's number has to tell "
+          "its node; use block, as in block:cyclic, or leave it out"]),
         (["memory_per_node: 1G", "memory_per_cpu: 1G"],
          ["4: memory_per_cpu: memory_per_node and memory_per_cpu exclude each other; keep one"]),
         (["memory_per_cpu: 1G", "memory_per_node: 1G"],

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.code import copy_project, file_sums, find_project
 from cluster.plan import make_plan, read_plan
+from cluster.provenance import read_sums
 from cluster.runs import RELEASE, RunFolder
-from cluster.spec import load_spec
+from cluster.spec import changed_keys, load_spec
 from cluster.submission import SubmissionError, refusal, removal_of, undo_of
 from tests.executables import put_answer, put_executable
 from tests.sites import put_site
@@ -221,6 +223,68 @@ def test_pickle_of_a_job_names_nothing_but_execv_and_submitits_own_frame(folder:
         elif isinstance(argument, str):
             texts.append(argument)
     assert names == {"submitit.core.utils.DelayedSubmission", "posix.execv"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of this repository's packages, to edit."""
+    project = find_project(REPOSITORY, {"PATH": "/nonexistent"})
+    copy_project(project, tmp_path / "project")
+    return tmp_path / "project"
+
+
+def test_submitted_run_has_a_snapshot_that_later_edits_do_not_reach(folder: Path, project: Path) -> None:
+    put_answer(folder / "bin", "sbatch", "17\n")
+    assert submit(folder, PYTHONPATH=str(project)).returncode == 0
+    run = only_run(folder)
+    with (project / "jobs" / "train.py").open("a") as file:
+        file.write("raise SystemExit('edited')\n")
+    told = json.loads(run.code_record.read_text())
+    assert (told["mode"], told["folder"], told["source"]) == ("snapshot", str(run.code), str(project))
+    assert read_sums(run) == file_sums(run.code)
+    assert (run.code / "jobs/train.py").read_bytes() == (REPOSITORY / "jobs/train.py").read_bytes()
+    plan = read_plan(run)
+    starter = f"{run.code}/cluster/start.py"
+    assert plan.supervisor == (sys.executable, starter, "cluster.supervise", str(run.path))
+    assert plan.rank[3:6] == (sys.executable, starter, "jobs.train")
+    assert f"'{starter}' --check" in run.script.read_text()
+
+
+def test_rerun_is_a_new_run_with_the_spec_and_the_code_of_the_other_one(folder: Path, project: Path) -> None:
+    put_answer(folder / "bin", "sbatch", "17\n")
+    assert submit(folder, "spec.yaml", "train.lr=0.25", PYTHONPATH=str(project)).returncode == 0
+    first = only_run(folder)
+    (folder / "spec.yaml").write_text("name: another\n")
+    (project / "jobs" / "train.py").write_text("raise SystemExit('edited')\n")
+    done = submit(folder, "--rerun", first.run_id, "train.epochs=7", "--json", PYTHONPATH=str(project))
+    assert (done.returncode, done.stderr) == (0, "")
+    again = RunFolder(Path(json.loads(done.stdout)["run_dir"]))
+    old, new = (load_spec(run.spec, cwd=folder) for run in (first, again))
+    assert (again.path.parent, changed_keys(old, new)) == (first.path.parent, ("train.epochs",))
+    assert file_sums(again.code) == file_sums(first.code)
+    assert json.loads(again.code_record.read_text())["rerun_of"] == str(first.path)
+    assert read_plan(again).rank[4] == f"{again.code}/cluster/start.py"
+
+
+def test_live_code_is_run_where_it_lies(folder: Path) -> None:
+    put_answer(folder / "bin", "sbatch", "17\n")
+    assert submit(folder, "spec.yaml", "code=live").returncode == 0
+    run = only_run(folder)
+    assert (run.code.exists(), json.loads(run.code_record.read_text())["mode"]) == (False, "live")
+    assert read_plan(run).supervisor[1] == f"{REPOSITORY}/cluster/start.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["setup=[if then]"], "setup: bash cannot read these lines: line 1: syntax error near unexpected token `then'"),
+        (["python=/bin/false"], "python: /bin/false does not run: "),
+    ],
+)
+def test_environment_that_cannot_work_is_refused_and_nothing_is_made(folder: Path, words: list[str], said: str) -> None:
+    done = submit(folder, "spec.yaml", *words, PATH=f"{folder}/bin:/usr/bin:/bin")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{said}; nothing was submitted\n")
+    assert not (folder / "runs").exists()
 
 
 def test_index_that_cannot_be_written_does_not_lose_the_job(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.allocation import AllocationError
 from cluster.launch import Shape
 from cluster.plan import make_plan, write_plan
 from cluster.runs import RunFolder, write_json
@@ -74,6 +75,24 @@ def test_missing_variable_of_a_job_is_named(tmp_path: Path) -> None:
     with pytest.raises(SuperviseError) as caught:
         read_shape(plan, {})
     assert str(caught.value) == "SLURM_JOB_NODELIST is not set: start the supervisor inside a Slurm job"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"SLURM_HET_SIZE": "2"}, {"SLURM_DISTRIBUTION": "arbitrary"}, {"SLURM_DISTRIBUTION": "cyclic"}],
+    ids=str,
+)
+def test_job_of_a_shape_that_is_not_supported_is_refused_on_every_route_before_anything_is_made(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    (name, value) = next(iter(variables.items()))
+    environ = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n1", **variables}
+    for target in (make_run(tmp_path, SLURM).path, tmp_path / "source.yaml"):
+        with pytest.raises(AllocationError) as caught:
+            find_plan(target, [], environ)
+        assert str(caught.value).startswith(f"{name}={value}")
+    assert not (tmp_path / "runs").exists()
+    find_plan(make_run(tmp_path).path, [], environ)  # a local run in such a job's shell
 
 
 def test_source_spec_outside_a_job_is_an_error_that_names_the_other_command(tmp_path: Path) -> None:

@@ -59,6 +59,39 @@ KILLED_2 = srun(
 )
 
 
+UNSTARTABLE = Verdict(
+    "failed",
+    "usage",
+    "rank 2 could not be started (exit code 127): its interpreter, or what enters its container, is not on its node; "
+    "see the attempt's log",
+    2,
+)
+
+
+@pytest.mark.parametrize(
+    ("failures", "end"),
+    [
+        ([], srun("srun: error: n2: task 2: Exited with exit code 127", "srun: error: n1: tasks 0-1: Terminated")),
+        ([failure(0, "connection")], srun("srun: error: n2: task 2: Exited with exit code 127")),
+        ([], local(-15, -15, 127, ended=(0, 1))),
+    ],
+    ids=["srun", "another rank lost it", "local"],
+)
+def test_rank_whose_interpreter_is_not_on_its_node_is_told_in_words(
+    failures: list[dict[str, Any]], end: RanksEnd
+) -> None:
+    assert judge(Evidence(False, None, failures, end)) == UNSTARTABLE
+
+
+def test_srun_without_the_plugin_for_containers_is_told_in_words() -> None:
+    end = srun("srun: unrecognized option '--container-image=x'", 'Try "srun --help" for more information', code=255)
+    reason = (
+        "srun could not start the ranks: srun: unrecognized option '--container-image=x'; --container-* options need "
+        "pyxis, a plugin of Slurm"
+    )
+    assert judge(Evidence(False, None, [], end)) == Verdict("failed", "usage", reason, 2)
+
+
 @pytest.mark.parametrize(
     ("failures", "end", "verdict"),
     [

@@ -192,7 +192,7 @@ def has_rank(pid: int, rank: int) -> bool:
     folder = Path(f"/proc/{pid}")
     words = (folder / "cmdline").read_bytes().split(b"\0")
     return (
-        words[1:3] == [b"-m", b"jobs.train"]
+        words[2:3] == [b"jobs.train"]
         and f"\0SLURM_PROCID={rank}\0".encode() in (folder / "environ").read_bytes()
     )
 
