@@ -69,14 +69,20 @@ def judge(facts: Facts, queue: Mapping[str, QueueJob] | None, ends: Mapping[str,
         return RunState("finished", job_id=facts.submissions[-1].job_id if facts.submissions else "")
     if facts.is_local:
         return judge_local(facts)
-    known = [queue[job_id] for job_id in facts.job_ids if queue is not None and job_id in queue]
-    jobs = [job for job in known if belongs(job, facts.run)]
+    jobs = jobs_of(facts, queue or {})
     alive = [job for job in jobs if job.is_alive]
     if alive:
         return judge_alive(facts, alive)
     if queue is None:
         return judge_by_folder(facts)
     return judge_ended(facts, jobs, ends)
+
+
+def jobs_of(facts: Facts, queue: Mapping[str, QueueJob]) -> list[QueueJob]:
+    """A run's jobs in the queue, oldest first; of a submission that was cut short, those whose script is the run's."""
+    if not facts.job_ids:
+        return [job for job in queue.values() if facts.run.run_id in job.command]
+    return [queue[job_id] for job_id in facts.job_ids if job_id in queue and belongs(queue[job_id], facts.run)]
 
 
 def judge_alive(facts: Facts, alive: Sequence[QueueJob]) -> RunState:
@@ -191,6 +197,8 @@ def judge_by_folder(facts: Facts) -> RunState:
 
 def judge_ended(facts: Facts, jobs: Sequence[QueueJob], ends: Mapping[str, str]) -> RunState:
     """A run of which Slurm has no job any more."""
+    if not facts.job_ids and not jobs and not facts.has_begun:
+        return RunState("failed", "its submission was cut short, and Slurm has no job of it")
     job_id = facts.job_ids[-1] if facts.job_ids else ""
     state, source = (jobs[-1].state, "squeue") if jobs else (ends.get(job_id, ""), "sacct")
     reason = jobs[-1].reason if jobs else ""

@@ -222,6 +222,7 @@ def start(request: Request, plan: LaunchPlan, environ: Mapping[str, str], undo: 
     command = list(plan.supervisor) if plan.cluster == "slurm" else ["/bin/bash", str(run.script)]
     request.commit()
     run.append_event("submitting", attempt=run.latest_attempt(), job_id="", route=plan.cluster)
+    index.register(run, "", environ, plan.cluster)
     try:
         executor = make_executor(plan, run, enter, environ)
         # submitit prints sbatch's words as well as raising them.  Its local controller inherits that INT is ignored:

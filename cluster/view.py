@@ -65,11 +65,12 @@ def look_at(run: RunFolder, environ: Mapping[str, str], timeout_s: float = ANSWE
     facts = read_facts(run)
     queue: Queue = {}
     error = ""
-    if facts.job_ids and not facts.summary:
+    if not facts.is_local and not facts.summary:
         if elsewhere := other_cluster(run, environ):
             queue, error = None, f"its job is of cluster {elsewhere}: ask there"
         else:
-            queue, error = ask(lambda: ask_queue(environ, job_ids=facts.job_ids, timeout_s=timeout_s))
+            whose: dict[str, Any] = {"job_ids": facts.job_ids} if facts.job_ids else {"user": str(os.getuid())}
+            queue, error = ask(lambda: ask_queue(environ, **whose, timeout_s=timeout_s))
             facts = read_facts(run)  # what happened while Slurm was thinking
     forgotten = [] if queue is None else unexplained([facts], queue)
     state = judge(facts, queue, recorded_ends(forgotten, environ, timeout_s))

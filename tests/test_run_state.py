@@ -243,6 +243,16 @@ def chain(run: RunFolder) -> None:
     run.append_event("submitted", attempt=1, job_id="19", route="successor")
 
 
+def test_job_of_a_submission_that_was_cut_short_is_known_by_its_script(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "demo" / RUN_ID)
+    run.make()
+    run.append_event("submitting", attempt=0, job_id="", route="slurm")
+    other = replace(JOB, job_id="18", command="/runs/20260102-030405-ffff/job.sh")
+    assert state(run, pending("Priority"), other)[0] == "pending"
+    assert state(run, other)[:2] == ("failed", "its submission was cut short, and Slurm has no job of it")
+    assert state_without_slurm(run)[:2] == ("pending", "as of its submission")
+
+
 def test_of_a_chain_the_newest_job_that_has_started_counts(run: RunFolder) -> None:
     begin(run, "18", phase="training")
     chain(run)

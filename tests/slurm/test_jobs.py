@@ -191,10 +191,7 @@ def has_rank(pid: int, rank: int) -> bool:
     """Whether a process is one rank's training program, and not the srun that started it."""
     folder = Path(f"/proc/{pid}")
     words = (folder / "cmdline").read_bytes().split(b"\0")
-    return (
-        words[2:3] == [b"jobs.train"]
-        and f"\0SLURM_PROCID={rank}\0".encode() in (folder / "environ").read_bytes()
-    )
+    return words[2:3] == [b"jobs.train"] and f"\0SLURM_PROCID={rank}\0".encode() in (folder / "environ").read_bytes()
 
 
 def test_exception_in_one_rank_ends_the_job_within_seconds(

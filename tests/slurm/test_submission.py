@@ -1,7 +1,9 @@
 """Submissions whose answer is lost: a controller that hangs, a client that is killed.  There is never a second job."""
 
+import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from cluster.runs import RunFolder
 from cluster.sandbox import Sandbox
 from tests.executables import put_executable
 from tests.slurm.test_jobs import wait_until_gone
-from tests.training import environment, events_of, newest_run, submit, summary_of, wait_for, write_spec
+from tests.training import command, environment, events_of, newest_run, submit, summary_of, wait_for, write_spec
 
 HELD = "nodes: 2\ntime_limit: 5\npartition: low\nsbatch: {hold: true}"
 
@@ -57,6 +59,9 @@ def test_job_that_slurm_took_without_an_answer_is_found_is_not_submitted_again_a
     (job_id,) = jobs_of(run, environ)
     to_find, to_resume = re.findall(r"(?m)^(?:Slurm may .* find out|To go on, .* one): (.*)$", done.stderr)
     assert shell(to_find, environ).split()[:2] == [job_id, "PENDING"]
+    for asked in (run.path, "tiny"):
+        seen = shell(f"{shlex.join(command('cluster.status', asked, '--json'))}", environ)
+        assert (json.loads(seen)["state"], json.loads(seen)["job_id"]) == ("pending", job_id)
 
     words = to_resume.split()
     assert words[:4] == ["python", "-m", "cluster.submit", "--resume"]
