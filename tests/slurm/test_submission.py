@@ -107,7 +107,7 @@ def test_job_whose_submitting_process_was_killed_runs_by_itself(
     assert (summary_of(run)["attempts"], events_of(run, "submitted")[0]["noted_by"]) == (1, "job")
 
 
-@pytest.mark.parametrize(("overrides", "exit_code"), [(["nodes=2"], 0), (["nodes=9"], 3)])
+@pytest.mark.parametrize(("overrides", "exit_code"), [(["nodes=2"], 0), (["nodes=9", "--force"], 3)])
 def test_dry_run_tells_what_slurm_says(
     tmp_path: Path, staged_data: Path, environ: dict[str, str], overrides: list[str], exit_code: int
 ) -> None:
