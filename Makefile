@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-SLURM_PACKAGES := slurmctld slurmd slurm-client munge iproute2 strace
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core iproute2 strace
 DEBIAN13 ?= /var/tmp/debian13
 
 .PHONY: demo test test-long test-debian13 drill lint slurm clean

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.runs import FORMAT_VERSION, RunFolder, read_lines, seconds_between
+from cluster.runs import FORMAT_VERSION, MEASURED, RunFolder, read_lines, seconds_between
 
 WIDTH = 80
 # "2026-01-02T03:04:05.678Z r00003 W now breaks on purpose: kill", written by jobs.faults
 FAULT_LINE = re.compile(r"^(\S+Z) r\d+ W now breaks on purpose: (\w+)$", re.MULTILINE)
-NOT_A_RESULT = ("attempt", "images_per_s")  # keys of a metrics line that say how it was come by
 ROW = "{:<24} {:<8} {:<9} {:>4} {:>7}  {:<20}"
 
 
@@ -69,7 +68,7 @@ def outcome_of(run: RunFolder) -> Outcome:
     """What a finished run came to."""
     summary = run.read_json(run.summary)
     lines = (
-        tuple(sorted((key, value) for key, value in line.items() if key not in NOT_A_RESULT))
+        tuple(sorted((key, value) for key, value in line.items() if key not in MEASURED))
         for line in read_lines(run.metrics)
     )
     return Outcome(summary["weights_sha256"], summary["samples_sha256"], tuple(lines))

@@ -7,22 +7,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
-from cluster import slurm
-from cluster.owner import maybe_owner
+from cluster.log_copy import LogCopy
 from cluster.plan import LaunchPlan
+from cluster.progress import Shown, shown_on
+from cluster.run_state import RunState
 from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
+from cluster.view import look_at
 
 LOOK_S = 0.2  # between two looks into the run folder
-ASK_S = 10.0  # between two questions to Slurm; administrators mind more
-SAY_S = 5.0  # between two lines where there is no terminal
-
-Say = Callable[[str], None]  # shows a text in place of the last one
+SOON_S, LATE_S = 1.0, 30.0  # between two questions to Slurm: at first and after news, and at most
+LATEST_S = 120.0  # the same while Slurm does not answer
+PATIENCE_S = 10.0  # for an answer; nobody waits for it
 
 
 class Watched(Protocol):
@@ -80,38 +81,52 @@ class LocalWatch:
 
 
 @dataclass
-class SlurmWatch:
-    """A job in Slurm's queue, and those that go on when it has ended."""
+class RunWatch:
+    """A run with whatever runs it, now or later: jobs in Slurm's queue, or a process of somebody's.
+
+    Slurm is asked soon after anything has happened to the run, and then less and less often: administrators mind.
+    """
 
     run: RunFolder
-    job_id: str
     environ: Mapping[str, str]
-    state: str = "PENDING"
-    reason: str = ""
-    _ended: bool = False
-    _asked_s: float = field(default_factory=lambda: time.monotonic() - ASK_S + 1)
+    state: RunState = field(default_factory=lambda: RunState("pending"))
+    _is_told: bool = False  # that it never starts
+    _seen: tuple[int, bool] = (-1, False)  # the latest attempt, and whether it has a verdict
+    _pause_s: float = SOON_S
+    _asked_s: float = field(default_factory=time.monotonic)
 
     def is_over(self) -> bool:
-        """Whether the run is finished, or Slurm has answered that the job has left the queue.
+        """Whether the run is finished, or will not go on and its job has ended.
 
         No answer leaves the last known state: it says nothing about the job.
         """
-        if not self._ended and time.monotonic() - self._asked_s >= ASK_S:
-            self._asked_s = time.monotonic()
-            try:
-                job = maybe_owner(self.run, self.environ) or slurm.maybe_job_state(self.job_id, self.environ)
-            except slurm.SlurmError as error:
-                print(f"Slurm does not answer; asking again: {error}", file=sys.stderr)
-            else:
-                self._ended = job is None or job.state in slurm.ENDED_STATES
-                self.state, self.reason = (job.state, job.reason) if job else ("gone", "")
-        return self._ended or self.run.summary.exists()
+        attempt = self.run.latest_attempt()
+        seen = (attempt, self.run.verdict(attempt).exists())
+        if seen != self._seen:
+            self._seen, self._pause_s = seen, SOON_S
+        if time.monotonic() - self._asked_s >= self._pause_s:
+            self._ask()
+        job = self.state.maybe_job
+        is_ending = job is not None and job.kind == "running"
+        return (self.state.is_over and not is_ending) or self.run.summary.exists()
+
+    def _ask(self) -> None:
+        sight = look_at(self.run, self.environ, PATIENCE_S)
+        self._asked_s = time.monotonic()
+        if sight.slurm_error:
+            self._pause_s = min(LATEST_S, 2 * self._pause_s)
+            print(f"Slurm does not answer; asking again: {sight.slurm_error}", file=sys.stderr)
+            return
+        self.state = sight.views[0].state
+        self._pause_s = min(2.0 if sight.views[0].facts.is_local else LATE_S, 2 * self._pause_s)
+        if self.state.never_starts and not self._is_told:
+            self._is_told = True
+            job_id = self.state.job_id
+            print(f"job {job_id} never starts: {self.state.because}\nto end it: scancel {job_id}", file=sys.stderr)
 
     def waits_for(self) -> str:
-        """Slurm's state and reason; the wait after a requeue is called by its name."""
-        if self.reason == "BeginTime":
-            return f"{self.state} (Slurm holds a requeued job back for about two minutes)"
-        return f"{self.state} ({self.reason})" if self.reason not in ("", "None") else self.state
+        """Its state, and what Slurm says about that."""
+        return f"{self.state.word}: {self.state.because}" if self.state.because else self.state.word
 
 
 def follow(
@@ -127,129 +142,111 @@ def follow(
     """Show progress until the run ends; returns submit's exit code.
 
     quiet: standard output belongs to the caller's JSON; what is said goes to standard error.
-    Ctrl-C leaves a Slurm job alone, and stops and saves a local run; so do TERM and HUP.
+    Ctrl-C leaves a Slurm job alone, and stops and saves a local run; so do TERM, HUP and a standard output that nobody
+    reads any more.
     """
     local = LocalWatch(run, int(job_id), previous_attempt) if plan.cluster == "local" else None
-    watched: Watched = local or SlurmWatch(run, job_id, environ)
+    watched: Watched = local or RunWatch(run, environ)
     if local is not None:  # a closed terminal or a plain kill ends a local run as Ctrl-C does, saved
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
-    with progress_line(quiet) as say:
-        shown = LogCopy(run, previous_attempt, sys.stderr if quiet else sys.stdout) if show_log else None
+    with shown_on(sys.stdout, environ, quiet=quiet) as shown:
+        log = LogCopy(run, writer(quiet), after=previous_attempt, has_banners=False) if show_log else None
         while True:
             try:
-                watch(run, watched, say, shown, previous_attempt)
+                watch(run, watched, shown, log, previous_attempt)
                 break
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, BrokenPipeError) as error:
+                if isinstance(error, BrokenPipeError):
+                    leave_output()
                 if local is None:
-                    print(f"job {job_id} goes on; to end it: scancel {job_id}; run folder: {run.path}", file=sys.stderr)
+                    say(f"job {job_id} goes on; to end it: scancel {job_id}; run folder: {run.path}")
                     return EXIT_INTERRUPTED
                 local.ask_to_stop()  # before a word is said: the terminal may be gone
-                with suppress(OSError):
-                    print("stopping: the run is saved first", file=sys.stderr)
+                say("stopping: the run is saved first")
     return tell_result(run, watched, previous_attempt, sys.stderr if quiet else sys.stdout)
 
 
-def watch(run: RunFolder, watched: Watched, say: Say, shown: "LogCopy | None", previous_attempt: int) -> None:
+def watch(run: RunFolder, watched: Watched, shown: Shown, log: LogCopy | None, previous_attempt: int) -> None:
     """Look again and again until the run is over."""
     while not watched.is_over():
         beat = run.read_json(run.heartbeat)
-        is_current = beat.get("attempt", 0) > previous_attempt
-        say(progress_text(beat) if is_current else watched.waits_for())
-        if shown is not None:
-            shown.copy()
+        attempt = beat.get("attempt", 0)
+        is_current = attempt > previous_attempt and "total_steps" in beat and not run.verdict(attempt).exists()
+        shown.progress(beat) if is_current else shown.wait(watched.waits_for())
+        if log is not None:
+            log.copy(is_last=False)
         time.sleep(LOOK_S)
-    if shown is not None:
-        shown.copy()
+    if log is not None:
+        log.copy(is_last=True)
 
 
-@contextmanager
-def progress_line(quiet: bool) -> Iterator[Say]:
-    """One line that changes in a terminal; elsewhere a line now and then."""
-    if quiet:
-        yield lambda text: None
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        with Console().status("starting") as status:
-            yield status.update
-    else:
-        yield OccasionalLines()
+def writer(quiet: bool) -> "Writer":
+    """Where the ranks' log is shown: above the bar in a terminal."""
+    return Writer(sys.stderr if quiet else sys.stdout)
 
 
-@dataclass
-class OccasionalLines:
-    """Prints a text when it has changed, at most once in SAY_S seconds."""
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Bytes to a stream of text."""
 
-    last: str = ""
-    last_s: float = 0.0
-
-    def __call__(self, text: str) -> None:
-        """Print it, or not yet."""
-        now = time.monotonic()
-        if text != self.last and now - self.last_s >= SAY_S:
-            self.last, self.last_s = text, now
-            print(text, flush=True)
-
-
-def progress_text(beat: Mapping[str, Any]) -> str:
-    """`training: step 120/960, epoch 4/30, loss 1.234, accuracy 0.6500, 512 images/s, 0:32 left`."""
-    step, total, per_epoch = beat.get("step", 0), beat.get("total_steps", 0), beat.get("steps_per_epoch", 1)
-    epoch, epochs = min(step, total - 1) // per_epoch + 1, -(-total // per_epoch)
-    parts = [f"{beat['phase']}: step {step}/{total}, epoch {epoch}/{epochs}"]
-    parts += [f"loss {beat['loss']:.3f}"] if "loss" in beat else []
-    parts += [f"accuracy {beat['accuracy']:.4f}"] if "accuracy" in beat else []
-    if beat.get("images_per_s"):  # 0.0 where a step takes minutes
-        left = int((total - step) * beat["global_batch"] / beat["images_per_s"])
-        parts += [f"{beat['images_per_s']:.0f} images/s", f"{left // 60}:{left % 60:02d} left"]
-    return ", ".join(parts)
-
-
-@dataclass
-class LogCopy:
-    """Copies the attempts' logs as they grow."""
-
-    run: RunFolder
-    previous_attempt: int
     out: TextIO
-    offsets: dict[Path, int] = field(default_factory=dict)
 
-    def copy(self) -> None:
-        """Copy what is new."""
-        for attempt in range(self.previous_attempt + 1, self.run.latest_attempt() + 1):
-            path = self.run.attempt_log(attempt)
-            if path.exists():
-                with path.open("rb") as file:
-                    file.seek(self.offsets.get(path, 0))
-                    self.out.write(file.read().decode(errors="replace"))
-                    self.out.flush()
-                    self.offsets[path] = file.tell()
+    def __call__(self, data: bytes) -> None:
+        """Write at once; odd bytes are shown as such."""
+        self.out.write(data.decode(errors="replace"))
+        self.out.flush()
+
+
+def say(text: str) -> None:
+    """A line on standard error, if somebody reads that still."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
+
+
+def leave_output() -> None:
+    """Write to nowhere from here on; standard output has no reader, and each further word would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def tell_result(run: RunFolder, watched: Watched, previous_attempt: int, out: TextIO) -> int:
     """Say how the run ended; returns submit's exit code."""
-    summary = run.read_json(run.summary)
-    if summary:
+    code = exit_code_of(run, previous_attempt)
+    attempt = run.latest_attempt()
+    verdict = run.read_json(run.verdict(attempt)) if attempt > previous_attempt else {}
+    if code == EXIT_FINISHED:
+        summary = run.read_json(run.summary)
         print(
             f"finished: test accuracy {summary['test_accuracy']:.4f}, {summary['epochs']} epochs, "
             f"{summary['steps']} steps, {summary['images_per_s']:.0f} images/s, {summary['wall_s']:.1f} s; "
             f"{run.summary}",
             file=out,
         )
+    elif code == EXIT_STOPPED:
+        print(f"{verdict['reason']}; to go on: python -m cluster.submit --resume {run.path}", file=sys.stderr)
+    else:
+        reason = verdict.get("reason") or f"no rank left a word ({watched.waits_for()})"
+        log = run.attempt_log(attempt) if attempt > previous_attempt else run.submitit
+        if verdict.get("cause") == "usage":
+            to_do = "correct the spec or the environment, and submit it anew"
+        else:
+            to_do = f"to go on: python -m cluster.submit --resume {run.path}"
+        print(f"failed: {reason}\nlog: {log}\n{to_do}", file=sys.stderr)
+    return code
+
+
+def exit_code_of(run: RunFolder, previous_attempt: int = 0) -> int:
+    """submit's exit code for a run that is over.
+
+    previous_attempt: the last one of earlier submissions; what they left does not count.
+    """
+    if run.summary.exists():
         return EXIT_FINISHED
     attempt = run.latest_attempt()
     verdict = run.read_json(run.verdict(attempt)) if attempt > previous_attempt else {}
-    if verdict.get("outcome") == "stopped":
-        print(f"{verdict['reason']}; to go on: python -m cluster.submit --resume {run.path}", file=sys.stderr)
-        return EXIT_STOPPED
-    reason = verdict.get("reason") or f"no rank left a word (job: {watched.waits_for()})"
-    log = run.attempt_log(attempt) if attempt > previous_attempt else run.submitit
-    if verdict.get("cause") == "usage":
-        to_do = "correct the spec or the environment, and submit it anew"
-    else:
-        to_do = f"to go on: python -m cluster.submit --resume {run.path}"
-    print(f"failed: {reason}\nlog: {log}\n{to_do}", file=sys.stderr)
-    return EXIT_FAILED
+    return EXIT_STOPPED if verdict.get("outcome") == "stopped" else EXIT_FAILED
 
 
 def is_running(pid: int) -> bool:

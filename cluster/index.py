@@ -1,10 +1,13 @@
 """Index of runs: submit, supervise -> [index] -> every verb that is given a run's name, run id or job id.
 
 One line per submission in `$XDG_STATE_HOME/slurm-ddp/runs.jsonl` (XDG Base Directory Specification; the default is
-~/.local/state).  It only saves a search: a lost index is rebuilt from a run_root.
+~/.local/state).  It only saves a search: a lost index is rebuilt from a run_root.  One home folder may be shared by
+several clusters, so a line says which one its job id belongs to.
 """
 
+import contextlib
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,10 @@ from cluster.runs import RunError, RunFolder, append_line, read_lines, utc_now
 
 log = logging.getLogger("run")
 
+# Where Slurm's clients look for their configuration, the last where slurmctld hands it out; slurm.conf(5).
+SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+
 
 def index_path(environ: Mapping[str, str]) -> Path:
     """Where the index lies; environ: HOME and, if set, XDG_STATE_HOME."""
@@ -20,25 +27,48 @@ def index_path(environ: Mapping[str, str]) -> Path:
     return Path(state) / "slurm-ddp" / "runs.jsonl"
 
 
-def register(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> None:
-    """Enter one submission; an index that cannot be written is no reason to lose a job."""
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """Slurm's ClusterName, as a job's environment or the configuration says it; empty where neither does."""
+    if environ.get("SLURM_CLUSTER_NAME"):
+        return environ["SLURM_CLUSTER_NAME"]
+    for path in [environ["SLURM_CONF"]] if environ.get("SLURM_CONF") else SLURM_CONFS:
+        with contextlib.suppress(OSError):
+            if match := CLUSTER_NAME.search(Path(path).read_text(errors="replace")):
+                return match[1]
+    return ""
+
+
+def register(run: RunFolder, job_id: str, environ: Mapping[str, str], route: str = "") -> None:
+    """Enter one submission; an index that cannot be written is no reason to lose a job.
+
+    route: as in the event `submitted`.
+    """
     path = index_path(environ)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        append_line(path, entry(run, job_id, utc_now()))
+        append_line(path, entry(run, job_id, utc_now(), route, cluster_name(environ)))
     except OSError as error:
         log.warning("%s cannot be written (%s): name this run by its folder", path, error.strerror)
 
 
-def entry(run: RunFolder, job_id: str, time: str) -> dict[str, Any]:
-    """One line of the index."""
+def entry(run: RunFolder, job_id: str, time: str, route: str, cluster: str = "") -> dict[str, Any]:
+    """One line of the index; older ones have neither route nor cluster."""
     return {
         "time": time,
         "run_dir": str(run.path),
         "run_id": run.run_id,
         "name": run.path.parent.name,
         "job_id": job_id,
+        "route": route,
+        "cluster": cluster,
     }
+
+
+def read_index(environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The lines of the index, oldest first, without those that are no submission of ours."""
+    keys = ("time", "run_dir", "run_id", "name", "job_id")
+    lines = (line for line in read_lines(index_path(environ)) if isinstance(line, dict))
+    return [line for line in lines if all(isinstance(line.get(key), str) for key in keys)]
 
 
 def find_run(reference: str, environ: Mapping[str, str]) -> RunFolder:
@@ -57,19 +87,34 @@ def look_up(reference: str, environ: Mapping[str, str]) -> RunFolder:
     Raises RunError: there is none.
     """
     path = Path(reference)
-    if (path / "spec.yaml").is_file():
+    if is_run(path):
         return RunFolder(path.absolute())
-    entries = [line for line in read_lines(index_path(environ)) if (Path(line["run_dir"]) / "spec.yaml").is_file()]
+    entries, here = read_index(environ), cluster_name(environ)
     for key in ("run_id", "job_id", "name"):
-        found = [line for line in entries if line[key] == reference]
+        found = [line for line in entries if line[key] == reference and is_run(Path(line["run_dir"]))]
+        if key == "job_id":  # another cluster counts its jobs anew
+            found = [line for line in found if is_of(here, line)] or found
         if found:
             return RunFolder(Path(max(found, key=lambda line: str(line["time"]))["run_dir"]))
     raise RunError(f"{reference!r} is no run folder, and {index_path(environ)} knows no run id, job id or name like it")
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (folder / "spec.yaml").is_file()
+
+
+def is_of(cluster: str, line: Mapping[str, Any]) -> bool:
+    """Whether a line's job id may belong to a cluster; a line or a machine that names none contradicts nothing.
+
+    cluster: as cluster_name() gives it.
+    """
+    return cluster in ("", line.get("cluster") or cluster)
+
+
 def rebuild(run_root: Path, environ: Mapping[str, str]) -> int:
     """Enter every submission found below a run_root that the index does not hold; returns how many."""
-    known = {(line["run_dir"], line["job_id"]) for line in read_lines(index_path(environ))}
+    known = {(line["run_dir"], line["job_id"]) for line in read_index(environ)}
     missing = [line for line in submissions(run_root) if (line["run_dir"], line["job_id"]) not in known]
     path = index_path(environ)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +125,13 @@ def rebuild(run_root: Path, environ: Mapping[str, str]) -> int:
 
 def submissions(run_root: Path) -> Iterator[dict[str, Any]]:
     """The index lines that the events of all runs below a run_root give."""
-    for spec in sorted(run_root.absolute().glob("*/*/spec.yaml")):
-        run = RunFolder(spec.parent)
+    for run in runs_below(run_root):
         for event in run.read_events():
             if event["event"] == "submitted":
-                yield entry(run, event["job_id"], event["time"])
+                yield entry(run, event["job_id"], event["time"], event.get("route", ""))
+
+
+def runs_below(folder: Path) -> list[RunFolder]:
+    """All runs of a run_root, or of one name below it."""
+    found = {spec.parent for depth in ("*", "*/*") for spec in folder.absolute().glob(f"{depth}/spec.yaml")}
+    return [RunFolder(path) for path in sorted(found)]

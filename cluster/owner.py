@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import slurm
+from cluster import index, slurm
 from cluster.runs import RunFolder
 
 LOCAL_ROUTES = frozenset(("local", "direct"))  # no job of Slurm: a supervisor on one machine, or jobs.train by itself
+SUBMISSION_EVENTS = frozenset(("submitting", "submitted", "submission_refused"))
 SUCCESSOR_ROUTE = "successor"  # a job that waits behind another of the same run
 
 
@@ -51,6 +52,23 @@ def job_ids(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(event["job_id"]) for event in events if event["job_id"]]
 
 
+def is_cut_short(run: RunFolder) -> bool:
+    """Whether the newest submission to Slurm never heard of its job, which may be there all the same."""
+    told = [event for event in run.read_events() if event["event"] in SUBMISSION_EVENTS]
+    return bool(told) and told[-1]["event"] == "submitting" and told[-1]["route"] == "slurm"
+
+
+def note_submission(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> None:
+    """Enter the job that this process runs in, where the process that submitted it could not.
+
+    Called by the supervisor of a submitted run.
+    """
+    known = {str(event["job_id"]) for event in run.read_events() if event["event"] == "submitted"}
+    if job_id not in known:
+        run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, route="slurm", noted_by="job")
+        index.register(run, job_id, environ)
+
+
 def last_submission(run: RunFolder) -> dict[str, Any]:
     """The event of the newest submission; empty when a submission was cut short before it."""
     return (jobs_since_submission(run) or [{}])[-1]
@@ -67,6 +85,8 @@ def maybe_owner(run: RunFolder, environ: Mapping[str, str]) -> Owner | None:
     if submission.get("route") in LOCAL_ROUTES:
         return maybe_process(run, submission)
     ids = job_ids(jobs_since_submission(run))
+    if is_cut_short(run):
+        ids += [job_id for job_id in slurm.jobs_that_log_to(run.logs, environ) if job_id not in ids]
     states = slurm.job_states(ids, environ)
     alive = [job_id for job_id in ids if job_id in states and not slurm.has_ended(states[job_id])]
     if not alive:

@@ -34,6 +34,7 @@ def prepare(spec_path: Path, overrides: Sequence[str], environ: Mapping[str, str
     job_id = environ["SLURM_JOB_ID"]
     run = maybe_known_run(job_id, environ) or make_run(spec_path, overrides, job_id, environ)
     plan = read_plan(run)
+    run.take_umask()
     if environ.get("ENVIRONMENT") == "BATCH":  # set by Slurm for batch steps; in salloc there is a terminal to speak to
         redirect_output(run.batch_log(job_id))
     if plan.preamble:
@@ -76,7 +77,7 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
             )
         return run
     try:
-        run.make()
+        run.make(spec.run_folder_mode)
     except OSError as error:
         raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None
     write_atomic(run.spec, dump_spec(spec))
@@ -85,7 +86,7 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
     plan = make_plan(spec, run, python=python_at(sys.executable))
     # requeue.submit_from: login is for cluster.submit; here nobody has put successors in beforehand.
     write_plan(replace(plan, submit_from="job"), run)
-    index.register(run, job_id, environ)
+    index.register(run, job_id, environ, "sbatch")
     return run
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from cluster import slurm
 from cluster.owner import last_submission, maybe_owner
-from cluster.runs import RunFolder, UsageError, sync_folder, write_atomic
-from cluster.spec import JobSpec, changed_keys, dump_spec, faults_allowed, load_spec
+from cluster.runs import RunFolder, UsageError, manifest_steps, sync_folder, write_atomic
+from cluster.spec import JobSpec, SourcedSpec, changed_keys, dump_spec, faults_allowed, load_spec, read_spec
 
 FREE_KEYS = frozenset((
     "time_limit", "partition", "checkpoint.every_steps", "checkpoint.every_minutes",
-    "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s", "code", "python",
+    "train.tensorboard", "train.start_timeout_s", "train.step_timeout_s", "checkpoint.save_timeout_s", "code", "python",
 ))  # fmt: skip
 
 
@@ -28,7 +28,7 @@ class Resumption:
     """A run that may go on."""
 
     run: RunFolder
-    spec: JobSpec
+    sourced: SourcedSpec
     is_done: bool  # finished already, and nothing asked for that would make it longer
     commit: Callable[[], None]  # puts the changed spec into the run folder
 
@@ -39,7 +39,8 @@ def prepare_resumption(run: RunFolder, overrides: Sequence[str], environ: Mappin
     Raises ResumeError: it is cancelled, a job of it is alive, or a key is fixed.  Raises SpecError: a value is wrong.
     """
     old = load_spec(run.spec, cwd=run.path, allow_faults=True)
-    spec = load_spec(run.spec, overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
+    sourced = read_spec(run.spec, overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
+    spec = sourced.spec
     changed = changed_keys(old, spec)
     check_changes(old, spec, changed, run)
     if run.cancel_mark.exists():
@@ -48,7 +49,8 @@ def prepare_resumption(run: RunFolder, overrides: Sequence[str], environ: Mappin
     is_done = run.summary.exists() and not is_longer
     if not is_done:
         check_nobody_runs(run, environ)
-    return Resumption(run, spec, is_done, lambda: commit(run, spec, changed))
+        check_not_pruned(run)
+    return Resumption(run, sourced, is_done, lambda: commit(run, spec, changed))
 
 
 def check_changes(old: JobSpec, spec: JobSpec, changed: Sequence[str], run: RunFolder) -> None:
@@ -85,6 +87,14 @@ def check_nobody_runs(run: RunFolder, environ: Mapping[str, str]) -> None:
     raise ResumeError(
         f"job {owner.job_id} of this run is {owner.state}: it goes on by itself; to end it: scancel {owner.job_id}"
     )
+
+
+def check_not_pruned(run: RunFolder) -> None:
+    """Raises ResumeError: its user has removed all that it could go on from."""
+    if any(event["event"] == "pruned" and event["steps"] for event in run.read_events()) and not manifest_steps(
+        run.checkpoints
+    ):
+        raise ResumeError(f"{run.path} has no checkpoint any more, cluster.prune has removed them: submit it anew")
 
 
 def commit(run: RunFolder, spec: JobSpec, changed: Sequence[str]) -> None:

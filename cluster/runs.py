@@ -12,11 +12,14 @@ import logging
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from cluster.secret_names import secret_values, without_secrets
 
 RELEASE = "0.1.0"  # of this package, as in pyproject.toml
 FORMAT_VERSION = 1  # of all files of a run folder
@@ -24,6 +27,9 @@ READERS: Mapping[int, str] = {1: "0.1.0"}  # format_version -> the last release 
 
 SPEC_VERSION = re.compile(r"^format_version: (\d+)$", re.MULTILINE)  # as spec.dump_spec writes it
 READ_BYTES = 1 << 22
+
+# Keys of a line of metrics.jsonl that say how it was come by; the others are the training's, and equal for equal runs.
+MEASURED = ("time", "attempt", "images_per_s", "step_ms_p50", "step_ms_p95", "slowest_rank", "memory_mib")
 
 MANIFEST_NAME = re.compile(r"step_(\d{8,})\.json")
 
@@ -124,6 +130,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        """Event files that say what metrics.jsonl says, where the spec asks for them."""
+        return self.path / "tensorboard"
+
+    @property
     def heartbeat(self) -> Path:
         """Step, phase and time, rewritten every few seconds by rank 0."""
         return self.path / "heartbeat.json"
@@ -184,10 +195,21 @@ class RunFolder:
         """How one attempt ended."""
         return self.path / f"verdict_a{attempt:04d}.json"
 
-    def make(self) -> None:
-        """Make the folder and those inside it; what exists stays."""
-        for folder in (self.attempts, self.failures, self.checkpoints, self.stacks, self.logs, self.submitit):
-            folder.mkdir(parents=True, exist_ok=True)
+    def make(self, mode: int = 0o700) -> None:
+        """Make the folder and those inside it; what exists stays as it is.
+
+        mode: permissions of what is made, whatever the umask; those above get what the umask gives.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        inner = (self.attempts, self.failures, self.checkpoints, self.stacks, self.logs, self.submitit)
+        for folder in (self.path, *inner):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~0o777 | mode)  # keeps setgid of shared storage
+
+    def take_umask(self) -> None:
+        """Let what this process and its children write from now on be as readable as this folder is."""
+        os.umask(0o777 & ~self.path.stat().st_mode)
 
     def latest_attempt(self) -> int:
         """Number of the last attempt that was claimed; 0 before the first."""
@@ -397,9 +419,13 @@ class LineHandler(logging.Handler):
     `2026-01-02T03:04:05.678Z r00017 I text`
     """
 
-    def __init__(self, label: str, descriptor: int = 2) -> None:
-        """label: who speaks, such as r00017.  descriptor: where to, standard error by default."""
+    def __init__(self, label: str, descriptor: int = 2, *, environ: Mapping[str, str] | None = None) -> None:
+        """label: who speaks, such as r00017.  descriptor: where to, standard error by default.
+
+        environ: whose secrets are never written.
+        """
         super().__init__()
+        self._secrets = secret_values(environ or {})
         self._label = label
         self._descriptor = descriptor
 
@@ -407,16 +433,22 @@ class LineHandler(logging.Handler):
         """Write one record; a text of several lines repeats the head on each."""
         moment = utc_text(datetime.fromtimestamp(record.created, timezone.utc))
         head = f"{moment} {self._label} {record.levelname[0]} "
-        text = "".join(f"{head}{line}\n" for line in record.getMessage().splitlines() or [""])
+        message = without_secrets(record.getMessage(), self._secrets)
+        text = "".join(f"{head}{line}\n" for line in message.splitlines() or [""])
         # A closed pipe or a full disk must not end the training that wanted to speak.
         with contextlib.suppress(OSError):
             os.write(self._descriptor, text.encode(errors="backslashreplace"))
 
 
-def make_logger(label: str, *, level: int = logging.INFO) -> logging.Logger:
-    """The process's logger, one line format for supervisor and ranks."""
+def redacted(text: str, environ: Mapping[str, str]) -> str:
+    """Text without the values of variables whose names look like those of secrets."""
+    return without_secrets(text, secret_values(environ))
+
+
+def make_logger(label: str, environ: Mapping[str, str], *, level: int = logging.INFO) -> logging.Logger:
+    """The process's logger, one line format for supervisor and ranks.  environ: whose secrets are never written."""
     logger = logging.getLogger("run")
-    logger.handlers[:] = [LineHandler(label)]
+    logger.handlers[:] = [LineHandler(label, environ=environ)]
     logger.setLevel(level)
     logger.propagate = False
     return logger

@@ -3,7 +3,9 @@
 Starts the distribution's own daemons (munged, slurmctld, one slurmd per node) in a directory and on ports of its own,
 as root or as an ordinary user, without systemd.  Nodes have fake GPUs; partitions `low` (the default; preempted by
 requeue, with grace), `low-nograce`, `low-cancel` and `high`, which preempts all of them where it needs their CPUs or
-GPUs (so ask for `--exclusive`, or for all GPUs).  No accounting.
+GPUs (so ask for `--exclusive`, or for all GPUs).
+`up --accounting` adds slurmdbd on a MariaDB: accounts `research` (the default) and `teaching`, QOS `normal` and `high`,
+and it is QOS `high` that preempts `normal`, not a partition.
 The nodes are n1, n2, ...; as root these names resolve, else use their NodeAddr, 127.0.0.1.
 
 `up --isolate` (root) gives each node a network and a host name of its own, n7-1, n7-2, ... with addresses 198.18.7.1,
@@ -22,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from cluster.sandbox_accounting import ACCOUNTING_PACKAGES, ACCOUNTING_PROGRAMS, start_accounting
 from cluster.sandbox_daemons import (
     PortTakenError,
     ask,
@@ -61,6 +64,7 @@ def up(
     num_nodes: int = 4,
     gpus_per_node: int = 2,
     isolate: bool = False,
+    accounting: bool = False,
     environ: Mapping[str, str],
 ) -> Sandbox:
     """Start a Slurm in directory, which must not exist or be empty, and wait until all nodes are idle.
@@ -69,6 +73,8 @@ def up(
     start; then nothing is left.
     """
     programs = find_programs(environ) | (isolating_programs(environ) if isolate else {})
+    if accounting:
+        programs |= find_programs(environ, ACCOUNTING_PROGRAMS, packages=ACCOUNTING_PACKAGES)
     if not (1 <= num_nodes <= MAX_NODES and 0 <= gpus_per_node <= MAX_GPUS_PER_NODE):
         expected = f"expected 1 to {MAX_NODES} nodes, 0 to {MAX_GPUS_PER_NODE} GPUs"
         raise SandboxError(f"{num_nodes} nodes with {gpus_per_node} GPUs each: {expected}", exit_code=2)
@@ -81,18 +87,22 @@ def up(
         cluster_name=f"sandbox_{secrets.token_hex(4)}",
         programs=programs,
         made_directory=not directory.exists(),
+        has_accounting=accounting,
     )
     for _ in range(ATTEMPTS):
         network = choose_network() if isolate else None
         nodes = tuple(f"n{'' if network is None else f'{network}-'}{number}" for number in range(1, num_nodes + 1))
-        sandbox = replace(draft, nodes=nodes, network=network, controller_port=choose_port(num_nodes))
+        sandbox = replace(draft, nodes=nodes, network=network, controller_port=choose_port(num_nodes + 2))
         claim(sandbox)
         with suppress(PortTakenError, NetworkTakenError), _removed_on_failure(sandbox):
             if network is not None:
                 add_network(sandbox)
             if os.access(HOSTS, os.W_OK):
                 add_names(HOSTS, sandbox.directory, sandbox.addresses)
-            start(sandbox, environ)
+            if accounting:
+                start(sandbox, environ, start_accounting)
+            else:
+                start(sandbox, environ)
             return sandbox
     raise SandboxError(f"{directory}: other programs took the ports in {ATTEMPTS} attempts; try again")
 
@@ -173,7 +183,7 @@ def _remove(sandbox: Sandbox, seen: Iterable[Process]) -> None:
 
 def _up(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sandbox:
     shape = {"num_nodes": arguments.nodes, "gpus_per_node": arguments.gpus_per_node}
-    return up(arguments.dir, **shape, isolate=arguments.isolate, environ=environ)
+    return up(arguments.dir, **shape, isolate=arguments.isolate, accounting=arguments.accounting, environ=environ)
 
 
 def _print_up(sandbox: Sandbox, option: str) -> None:
@@ -222,6 +232,7 @@ def _parser(default: Path) -> argparse.ArgumentParser:
             command.add_argument("--gpus-per-node", type=int, default=2, help="fake GPUs of a node (default: 2)")
             isolation = "give each node a network and a host name of its own (root)"
             command.add_argument("--isolate", action="store_true", help=isolation)
+            command.add_argument("--accounting", action="store_true", help="with slurmdbd, accounts and QOS")
         if verb in ("cut", "mend"):
             command.add_argument("node", help="its name, such as n7-1")
     return parser

@@ -3,7 +3,7 @@
 Standard library only.  Sources: slurm.conf(5), gres.conf(5), cgroup.conf(5), Slurm 22.05 and 24.11.
 """
 
-from cluster.sandbox_directory import Sandbox
+from cluster.sandbox_directory import LOOPBACK, Sandbox
 
 CPUS_PER_GPU = 8  # promised, not real: SlurmdParameters=config_overrides makes Slurm believe it
 MEMORY_PER_NODE_MIB = 512_000  # promised too, so that a spec for a large machine can be rehearsed
@@ -66,9 +66,42 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf
 ReturnToService=2
 KillWait=5
 SlurmdTimeout=30
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
+{_preemption_and_accounting(sandbox)}
 {_nodes_and_partitions(sandbox, host)}"""
+
+
+def _preemption_and_accounting(sandbox: Sandbox) -> str:
+    if not sandbox.has_accounting:
+        return "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE"
+    return f"""\
+PreemptType=preempt/qos
+PreemptMode=REQUEUE
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={sandbox.controller_address}
+AccountingStoragePort={sandbox.slurmdbd_port}
+# Of a munged of one's own this is the socket; without it slurmdbd says "Protocol authentication error".
+AccountingStoragePass={sandbox.layout.munge_socket}
+AccountingStorageEnforce=associations,limits,qos"""
+
+
+def slurmdbd_conf(sandbox: Sandbox, *, user: str, host: str, password: str) -> str:
+    """Text of slurmdbd.conf; user and host as above.  password: of the database's user of that name."""
+    return f"""\
+AuthType=auth/munge
+AuthInfo=socket={sandbox.layout.munge_socket}
+DbdHost={host}
+DbdAddr={sandbox.controller_address}
+DbdPort={sandbox.slurmdbd_port}
+SlurmUser={user}
+LogFile={sandbox.layout.log}/slurmdbd.log
+PidFile={sandbox.directory}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost={LOOPBACK}
+StoragePort={sandbox.database_port}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=slurm
+"""
 
 
 def _nodes_and_partitions(sandbox: Sandbox, host: str) -> str:

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cluster.sandbox_config import config_files
 from cluster.sandbox_directory import Sandbox, SandboxError, make_folder
@@ -59,17 +59,23 @@ def read_version(slurmd: str) -> str:
     return words[-1]
 
 
-def choose_port(num_nodes: int) -> int:
-    """A TCP port for slurmctld that is free at this moment, as are the num_nodes ports above it."""
+def choose_port(num_others: int) -> int:
+    """A TCP port for slurmctld that is free at this moment, as are the num_others ports above it."""
     for _ in range(100):
-        first = random.randrange(PORTS.start, PORTS.stop - num_nodes)
-        if all(map(_is_free, range(first, first + 1 + num_nodes))):
+        first = random.randrange(PORTS.start, PORTS.stop - num_others)
+        if all(map(_is_free, range(first, first + 1 + num_others))):
             return first
-    raise SandboxError(f"no {num_nodes + 1} neighbouring TCP ports are free in {PORTS.start}-{PORTS.stop - 1}")
+    raise SandboxError(f"no {num_others + 1} neighbouring TCP ports are free in {PORTS.start}-{PORTS.stop - 1}")
 
 
-def start(sandbox: Sandbox, environ: Mapping[str, str]) -> None:
+def start(
+    sandbox: Sandbox,
+    environ: Mapping[str, str],
+    before_controller: Callable[[Sandbox, Mapping[str, str]], None] = lambda sandbox, variables: None,
+) -> None:
     """Write the files of a claimed directory, start the daemons and wait until all nodes are idle.
+
+    before_controller: called when munged runs, with the daemons' variables.
 
     Raises SandboxError: a daemon did not start; the text ends with its log's lines that say why.
     Raises PortTakenError: it did not start because of its port.
@@ -81,10 +87,11 @@ def start(sandbox: Sandbox, environ: Mapping[str, str]) -> None:
     files = [f"--{name}-file={layout.munge}/munged.{name}" for name in ("pid", "log", "seed")]
     key, address = f"--key-file={layout.munge_key}", f"--socket={layout.munge_socket}"
     # --force: folders above ours may be group-writable (umask 002) or closed to others; munged would refuse both.
-    _run_daemon(sandbox, ["munged", "--force", key, address, *files], variables)
-    _run_daemon(sandbox, ["slurmctld", "-c", "-f", slurm_conf], variables)
+    run_daemon(sandbox, ["munged", "--force", key, address, *files], variables)
+    before_controller(sandbox, variables)
+    run_daemon(sandbox, ["slurmctld", "-c", "-f", slurm_conf], variables)
     for node in sandbox.nodes:
-        _run_daemon(sandbox, ["slurmd", "-N", node, "-f", slurm_conf], variables, node)
+        run_daemon(sandbox, ["slurmd", "-N", node, "-f", slurm_conf], variables, node)
     _wait_until_idle(sandbox)
 
 
@@ -141,8 +148,8 @@ def _write_files(sandbox: Sandbox) -> None:
         path.chmod(0o644)
 
 
-def _run_daemon(sandbox: Sandbox, argv: list[str], variables: Mapping[str, str], maybe_node: str | None = None) -> None:
-    """Run a program that goes into the background by itself, cut off from the caller's terminal and streams.
+def run_daemon(sandbox: Sandbox, argv: list[str], variables: Mapping[str, str], maybe_node: str | None = None) -> None:
+    """Run a program that ends, or goes into the background by itself, cut off from the caller's terminal and streams.
 
     maybe_node: where it runs, if that node has a network of its own.
     """
@@ -161,7 +168,7 @@ def _run_daemon(sandbox: Sandbox, argv: list[str], variables: Mapping[str, str],
             check=False,
         ).returncode
     if returncode != 0:
-        raise _start_error(sandbox, f"{argv[0]} ended with exit code {returncode}")
+        raise start_error(sandbox, f"{argv[0]} ended with exit code {returncode}")
 
 
 def _wait_until_idle(sandbox: Sandbox) -> None:
@@ -169,15 +176,16 @@ def _wait_until_idle(sandbox: Sandbox) -> None:
     states = ""
     while time.monotonic() < deadline:
         if any("fatal:" in line or PORT_TAKEN in line for line in _complaints(sandbox)):
-            raise _start_error(sandbox, "a daemon ended")
+            raise start_error(sandbox, "a daemon ended")
         states = ask(sandbox, "sinfo", "--noheader", "--partition=low", "--format=%D %T")
         if states.split() == [str(len(sandbox.nodes)), "idle"]:
             return
         time.sleep(0.05)
-    raise _start_error(sandbox, f"after {START_TIMEOUT_S:.0f} s sinfo says {states!r}, expected all nodes idle")
+    raise start_error(sandbox, f"after {START_TIMEOUT_S:.0f} s sinfo says {states!r}, expected all nodes idle")
 
 
-def _start_error(sandbox: Sandbox, what: str) -> Exception:
+def start_error(sandbox: Sandbox, what: str) -> Exception:
+    """SandboxError with what the logs say, or PortTakenError."""
     lines = _complaints(sandbox)
     if any(PORT_TAKEN in line for line in lines):
         return PortTakenError()

@@ -65,6 +65,16 @@ class Layout:
         return self.munge / "munge.sock"
 
     @property
+    def slurmdbd_conf(self) -> Path:
+        """What slurmdbd reads, with the password of its database; for this user only."""
+        return self.directory / "slurmdbd.conf"
+
+    @property
+    def database(self) -> Path:
+        """Files and socket of the accounting's MariaDB; its path tells this server from others."""
+        return self.directory / "db"
+
+    @property
     def gpus(self) -> Path:
         """One device file per fake GPU."""
         return self.directory / "gpus"
@@ -81,7 +91,7 @@ class Layout:
     def entries(self) -> tuple[Path, ...]:
         """Everything a sandbox puts straight into its directory."""
         files = (self.slurm_conf, self.directory / "gres.conf", self.directory / "cgroup.conf", self.state)
-        return (*self.folders(()), *files)
+        return (*self.folders(()), *files, self.slurmdbd_conf, self.database)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,7 @@ class Sandbox:
     programs: dict[str, str]  # name and absolute path of each in PROGRAMS
     made_directory: bool  # whether `up` made directory, so that `down` removes it
     network: int | None = None  # isolated: number of its network, in [1, 256); None: nodes share this machine's network
+    has_accounting: bool = False  # slurmdbd on a MariaDB of its own
 
     @property
     def layout(self) -> Layout:
@@ -107,6 +118,16 @@ class Sandbox:
     def node_ports(self) -> range:
         """TCP port of each node's slurmd, in the order of nodes."""
         return range(self.controller_port + 1, self.controller_port + 1 + len(self.nodes))
+
+    @property
+    def slurmdbd_port(self) -> int:
+        """TCP port of slurmdbd, where there is accounting."""
+        return self.node_ports.stop
+
+    @property
+    def database_port(self) -> int:
+        """TCP port of the accounting's MariaDB, open to this machine only."""
+        return self.node_ports.stop + 1
 
     @property
     def addresses(self) -> dict[str, str]:

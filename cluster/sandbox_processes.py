@@ -45,17 +45,19 @@ def read_process(pid: int) -> Process | None:
 def belongs(process: Process, sandbox: Sandbox) -> bool:
     """Whether process is a daemon of the sandbox, or runs inside one of its jobs.
 
-    Slurm's daemons, slurmstepd too, work in the sandbox's log folder; munged is known by its key; tasks and batch
-    scripts by the two variables that slurmstepd sets.  SLURM_CONF proves nothing: the user's shell has it as well.
+    Slurm's daemons, slurmstepd too, work in the sandbox's log folder; munged is known by its key, the database's server
+    by its files; tasks and batch scripts by the two variables that slurmstepd sets.  SLURM_CONF proves nothing: the
+    user's shell has it as well.
     """
     folder = PROC / str(process.pid)
     try:
         if process.name.startswith("slurm") and _same(folder / "cwd", sandbox.layout.log):
             return True
-        if process.name == "munged":
+        if process.name in ("munged", "mariadbd"):
             arguments = (folder / "cmdline").read_bytes().split(b"\0")
+            own = (f"--key-file={sandbox.layout.munge_key}".encode(), f"--datadir={sandbox.layout.database}".encode())
             # The same path in a chroot is another sandbox's.
-            return f"--key-file={sandbox.layout.munge_key}".encode() in arguments and _same(folder / "root", Path("/"))
+            return not set(own).isdisjoint(arguments) and _same(folder / "root", Path("/"))
         variables = (folder / "environ").read_bytes().split(b"\0")
     except OSError:  # gone, or another user's
         return False

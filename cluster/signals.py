@@ -48,6 +48,17 @@ class StopFlag:
             signal.signal(number, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    def take_back(self) -> dict[str, object]:
+        """Handle again what something else in this process handles since install(): signal name -> its handler.
+
+        Call it in the main thread once all libraries are loaded: an NCCL that traps USR1, a logger that traps TERM.
+        """
+        taken = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        taken = {number: handler for number, handler in taken.items() if handler != self._handle}
+        for number in taken:
+            signal.signal(number, self._handle)
+        return {number.name: handler for number, handler in taken.items()}
+
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() == self._pid:
             self.first_s.setdefault(number, time.monotonic())

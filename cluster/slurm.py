@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ANSWER_S = 30.0  # a controller that hangs answers after slurm.conf's MessageTimeout, 10 s by default
+TEST_ONLY_S = 15.0
 
 # PREEMPTED is a job under PreemptMode=CANCEL: a requeued job shows as PENDING.
 ENDED_STATES = frozenset(
@@ -51,7 +52,16 @@ class JobState:
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> str:
-    """Run one command and return its standard output.
+    """Run one command and return its standard output; errors as of call()."""
+    return call(argv, environ, timeout_s=timeout_s).stdout
+
+
+def call(
+    argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float = ANSWER_S, maybe_input: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run one command and return what it wrote to standard output and error.
+
+    maybe_input: text for its standard input.
 
     Raises SlurmError: it is not installed, failed, or gave no answer in time.
     """
@@ -59,17 +69,24 @@ def run(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float = A
     kept = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
     try:
         done = subprocess.run(
-            argv, env=kept, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
+            argv,
+            env=kept,
+            input=maybe_input,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
         )
     except FileNotFoundError:
         raise SlurmError(f"{argv[0]} is not on PATH: is this a machine of the cluster?") from None
     except OSError as error:
         raise SlurmError(f"{argv[0]} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{' '.join(argv)}: no answer within {timeout_s:.0f} s") from None
+        raise SlurmError(f"{' '.join(argv)}: no answer within {timeout_s:g} s") from None
     if done.returncode != 0:
         raise SlurmError(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    return done
 
 
 def is_unreached(error: SlurmError) -> bool:
@@ -80,6 +97,11 @@ def is_unreached(error: SlurmError) -> bool:
 def literal_path(path: Path) -> str:
     """A path for --output, in which Slurm would expand % and what follows it; sbatch(1), "filename pattern"."""
     return str(path).replace("%", "%%")
+
+
+def in_directive(value: str | int | bool) -> str | int | bool:
+    """A value for a quoted #SBATCH line: sbatch takes a backslash for an escape there, in single quotes too (22.05)."""
+    return value.replace("\\", "\\\\") if isinstance(value, str) else value
 
 
 def maybe_job_state(job_id: str, environ: Mapping[str, str]) -> JobState | None:
@@ -121,6 +143,22 @@ def job_states(job_ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
     answer = run(["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", "%A|%T|%r|%N|%L"], environ)
     lines = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]
     return {job_id: JobState(state, reason, nodes, maybe_seconds(left)) for job_id, state, reason, nodes, left in lines}
+
+
+def jobs_that_log_to(folder: Path, environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> dict[str, str]:
+    """This user's jobs whose standard output goes into a folder: job id -> state, oldest first.
+
+    The log's path is part of a job from the moment that Slurm takes it, and a run folder belongs to one run.
+
+    Raises SlurmError: no answer.
+    """
+    answer = run(
+        ["squeue", "-h", "--me", "-t", "all", "-S", "i", "-O", "JobID:20,State:20,StdOut:4200"],
+        environ,
+        timeout_s=timeout_s,
+    )
+    lines = [line.split(maxsplit=2) for line in answer.splitlines()]
+    return {line[0]: line[1] for line in lines if len(line) == 3 and line[2].startswith(f"{folder}/")}
 
 
 def has_ended(job: JobState | None) -> bool:
@@ -191,6 +229,32 @@ def would_start(words: Sequence[str], environ: Mapping[str, str]) -> bool:
             raise
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What `sbatch --test-only` says of a script."""
+
+    start: str | None  # local time of the cluster, ISO 8601, as things are now; None when Slurm refuses the job
+    nodes: str  # host list
+    words: str  # Slurm's own
+
+
+def forecast(script: str, environ: Mapping[str, str]) -> Forecast:
+    """Ask Slurm when a script would start; nothing is submitted.
+
+    Raises SlurmError: no answer.
+    """
+    try:
+        said = call(["sbatch", "--test-only"], environ, timeout_s=TEST_ONLY_S, maybe_input=script).stderr
+    except SlurmError as error:
+        if is_unreached(error) or "exit code" not in str(error):
+            raise
+        return Forecast(None, "", str(error).partition(": exit code ")[2].partition(": ")[2])
+    match = re.search(r"^sbatch: (Job \d+ to start at (\S+) using .* on nodes (\S+).*)$", said, re.MULTILINE)
+    if match is None:
+        return Forecast("", "", said.strip())
+    return Forecast(match[2], match[3], match[1])
 
 
 def maybe_recorded_state(job_id: str, environ: Mapping[str, str]) -> str | None:

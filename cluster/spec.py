@@ -7,6 +7,8 @@ spec names the keys that aren't set in comments, and so loads again.
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +27,7 @@ from cluster.spec_fields import (
     Gpus,
     Interpreter,
     Line,
+    LogFolder,
     MailType,
     Memory,
     Mount,
@@ -42,9 +45,22 @@ from cluster.spec_fields import (
 )
 from cluster.spec_rules import contradictions
 from cluster.spec_units import memory_mib, node_range, num_gpus, slurm_time, time_s
-from cluster.spec_yaml import WHOLE_FILE, Document, Key, Problem, apply_overrides, read_document, read_plain
+from cluster.spec_yaml import (
+    MAX_BYTES,
+    WHOLE_FILE,
+    Document,
+    Key,
+    Problem,
+    apply_overrides,
+    read_document,
+    read_plain,
+    where,
+)
 
 FORMAT_VERSION: Literal[1] = 1
+
+SMALL_LENGTH = MAX_BYTES // 8  # of a text whose dump fits for sure: it is at most twice as long, and the defaults
+MAX_PROBLEMS = 50  # that are shown
 
 FAULTS_VARIABLE = "CLUSTER_ALLOW_FAULTS"
 
@@ -111,6 +127,8 @@ class TrainSpec(_Section):
     """Of weights, sample order and augmentation."""
     deterministic: bool = True
     """Slower kernels with the same result on every run; needed for bit-equal resumption."""
+    tensorboard: bool = False
+    """Write metrics.jsonl as event files to the run folder's tensorboard/ too; needs the package tensorboard."""
     start_timeout_s: Positive = 600.0
     """Seconds for all ranks to meet, and again from there to the end of the first step; then the run is restarted."""
     step_timeout_s: Positive | None = None
@@ -145,6 +163,11 @@ class DatasetSpec(_Section):
         """The one file that ranks open."""
         sizes = f"_{self.num_train}_{self.num_test}" if self.kind == "synthetic" else ""
         return self.root / "staged" / f"{self.kind}{sizes}.pt"
+
+    @property
+    def staged_note(self) -> Path:
+        """What the staged file holds, in numbers; for those who do not load torch."""
+        return self.staged_path.with_suffix(".json")
 
 
 class CheckpointSpec(_Section):
@@ -288,8 +311,10 @@ class JobSpec(_Section):
     """What runs: the code as it was at submission, copied into the run folder, or what lies there at each start."""
     sbatch: dict[FlagName, FlagValue] = {}
     """Further flags of sbatch by their long names without dashes; true gives a flag without a value."""
-    run_root: AbsolutePath = Path("runs")
+    run_root: LogFolder = Path("runs")
     """Where run folders are made; on storage that all nodes see."""
+    run_root_mode: Literal["private", "group", "world"] = "private"
+    """Who may read a new run folder: its owner alone, the owner's group too, or everybody."""
     train: TrainSpec = Field(default_factory=TrainSpec)
     """What is trained, and how."""
     dataset: DatasetSpec = Field(default_factory=DatasetSpec)
@@ -312,6 +337,11 @@ class JobSpec(_Section):
     def max_nodes(self) -> int:
         """Most machines that it asks for."""
         return node_range(self.nodes)[1]
+
+    @property
+    def run_folder_mode(self) -> int:
+        """Permissions of a new run folder."""
+        return {"private": 0o700, "group": 0o750, "world": 0o755}[self.run_root_mode]
 
     @property
     def num_gpus_per_node(self) -> int:
@@ -355,6 +385,10 @@ class JobSpec(_Section):
 
 
 SECTIONS = ("train", "dataset", "checkpoint", "requeue", "container")
+SECTION_MODELS: Mapping[str, type[BaseModel]] = {  # "" is the top level
+    "": JobSpec, "train": TrainSpec, "dataset": DatasetSpec, "checkpoint": CheckpointSpec, "requeue": RequeueSpec,
+    "container": ContainerSpec, "faults": FaultSpec,
+}  # fmt: skip
 FAULTS: Key = ("faults",)
 FAULTS_REFUSED = (
     f"only drills and tests may break a run on purpose; set {FAULTS_VARIABLE}=1 in the environment, or leave it out"
@@ -374,6 +408,32 @@ def load_spec(
     allow_faults: bool = False,
     maybe_text: str | None = None,
 ) -> JobSpec:
+    """Read and check a spec file; arguments and errors as of read_spec."""
+    return read_spec(path, overrides, cwd=cwd, allow_faults=allow_faults, maybe_text=maybe_text).spec
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedSpec:
+    """A spec that knows where each of its values stands."""
+
+    spec: JobSpec
+    source: str  # the file, as it was named
+    document: Document
+
+    def origin(self, key: Key) -> str:
+        """Who gave a key its value: `file:line`, `command line` or `default`."""
+        given = self.document.places.get(key)
+        return "default" if given is None else where(self.source, given.line)
+
+
+def read_spec(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    cwd: Path,
+    allow_faults: bool = False,
+    maybe_text: str | None = None,
+) -> SourcedSpec:
     """Read and check a spec file.
 
     overrides: `section.key=value` or `key=value`, in place of what the file says.
@@ -382,15 +442,32 @@ def load_spec(
     maybe_text: what the file holds, where somebody has read it already.
     Raises SpecError: anything is wrong; every problem is in it, the file's in the order of lines.
     """
-    document = read_document(_read_text(path, cwd) if maybe_text is None else maybe_text)
+    text = _read_text(path, cwd) if maybe_text is None else maybe_text
+    document = read_document(text)
     if document.values or not document.problems:
         apply_overrides(document, overrides)
         spec = _checked(document, cwd)
         if spec.faults and not allow_faults:
             document.complain(document.place(FAULTS).line, FAULTS, FAULTS_REFUSED)
     if document.problems:
-        raise SpecError([problem.render(str(path)) for problem in sorted(document.problems)])
-    return spec
+        raise SpecError(_listed(document.problems, path))
+    if len(text) + sum(map(len, overrides)) > SMALL_LENGTH:
+        _check_size(spec, path)
+    return SourcedSpec(spec, str(path), document)
+
+
+def check_packages(spec: JobSpec) -> None:
+    """Look whether this interpreter has the packages that a spec needs beside those we always need; none is imported.
+
+    Raises SpecError: it lacks one.
+    """
+    if spec.train.tensorboard and find_spec("tensorboard") is None:
+        raise SpecError(
+            [
+                f"train.tensorboard: the package tensorboard is not installed for {sys.executable}; "
+                f"install it ({sys.executable} -m pip install tensorboard), or leave the key out"
+            ]
+        )
 
 
 def dump_spec(spec: JobSpec) -> str:
@@ -404,9 +481,28 @@ def changed_keys(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
     return tuple(key for key, value in _settings(old) if value != after[key])
 
 
+def _listed(problems: Iterable[Problem], path: Path) -> list[str]:
+    """Problems as their user reads them, in the order of lines; of very many the first."""
+    lines = [problem.render(str(path)) for problem in sorted(problems)]
+    rest = len(lines) - MAX_PROBLEMS
+    return [*lines[:MAX_PROBLEMS], f"{path}: {rest:,} more problems are not shown"] if rest > 0 else lines
+
+
+def _check_size(spec: JobSpec, path: Path) -> None:
+    """Raises SpecError: the run folder's copy, with every default, would be too long to be read again."""
+    size = len(dump_spec(spec).encode())
+    if size > MAX_BYTES:
+        message = f"with every default written out it has {size:,} bytes; the most is {MAX_BYTES:,}"
+        raise SpecError(_listed([Problem(WHOLE_FILE, "", message)], path))
+
+
 def _read_text(path: Path, cwd: Path) -> str:
     try:
-        return (cwd / path).read_bytes().decode("utf-8-sig")
+        with (cwd / path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) <= MAX_BYTES:
+            return data.decode("utf-8-sig")
+        message = f"has more than {MAX_BYTES:,} bytes, which no spec needs; is this the right file?"
     except UnicodeDecodeError as error:
         message = f"byte {error.start + 1} is not UTF-8; save the file as UTF-8"
     except OSError as error:

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.spec_names import KEY_OF_FLAG
 from cluster.spec_rules import Contradiction
-from cluster.spec_yaml import Document, Key, Problem, Unclear, dotted, entry
+from cluster.spec_yaml import Document, Entry, Key, Problem, Unclear, dotted, entry
 
 # pydantic's type of error -> what the user reads; {text} is the value as it stands in the file.
 WORDS = {
@@ -39,6 +39,8 @@ UNCLEAR = {
     "number": "{text} may be read as another number; put it in quotes",
     "date": "{text} may be read as a date; put it in quotes",
 }
+MAX_HINTS = 100  # near matches take long to find, and a file of nothing but unknown keys is another file
+
 UNCLEAR_NUMBER = "{text} is not clear; write a plain decimal number of at most 18 digits"
 UNCLEAR_TRUTH = "{text} is not clear; write true or false"
 
@@ -52,9 +54,9 @@ def explain(error: ValidationError, document: Document, model: type[BaseModel]) 
     for found in error.errors():
         key = _key_of(found)
         noted_by_reader = found["type"] == "missing" and key in document.places
-        if found["type"] != "default_factory_not_called" and not noted_by_reader:
-            problem = Problem(document.place(key).line, dotted(key), _message(found, key, document, model))
-            problems.setdefault(key, problem)
+        if found["type"] != "default_factory_not_called" and not noted_by_reader and key not in problems:
+            maybe_model = model if len(problems) < MAX_HINTS else None
+            problems[key] = Problem(document.place(key).line, dotted(key), _message(found, key, document, maybe_model))
     return problems
 
 
@@ -75,13 +77,16 @@ def explain_rules(broken: Iterable[Contradiction], document: Document, refused: 
 
 def _key_of(found: ErrorDetails) -> Key:
     """Where pydantic found an error; a name in a mapping stands for its value as well."""
-    return tuple(entry(part) if isinstance(part, int) else part for part in found["loc"] if part != "[key]")
+    loc = found["loc"]
+    named = loc[:-1] if len(loc) > 2 and loc[-1] == "[key]" else loc
+    return tuple(entry(part) if isinstance(part, int) else part for part in named)
 
 
-def _message(found: ErrorDetails, key: Key, document: Document, model: type[BaseModel]) -> str:
+def _message(found: ErrorDetails, key: Key, document: Document, maybe_model: type[BaseModel] | None) -> str:
+    """maybe_model: whose keys are offered in place of an unknown one, if any are."""
     kind, value = found["type"], found["input"]
     if kind == "extra_forbidden":
-        return f"unknown key{_near_key(key, model)}"
+        return f"unknown key{_near_key(key, maybe_model) if maybe_model is not None else ''}"
     if isinstance(value, Unclear):
         return _unclear_message(value, kind)
     text = document.place(key).text
@@ -112,7 +117,7 @@ def _choice_message(text: str, value: object, expected: str) -> str:
 def _near_key(key: Key, model: type[BaseModel]) -> str:
     """A hint at the key that was meant: of the same section, of another one, or the one that writes an sbatch flag."""
     sections = {name: _keys(field.annotation) for name, field in model.model_fields.items()}
-    section, name = ("", *(part for part in key if not part.startswith("[")))[-2:]
+    section, name = ("", *(part for part in key if not isinstance(part, Entry)))[-2:]
     flag = KEY_OF_FLAG.get(name.replace("_", "-"))
     if flag and not section:
         return f"; did you mean {flag}?"

@@ -16,12 +16,17 @@ from pydantic import (
     PlainValidator,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 
-from cluster.spec_names import check_flag, check_variable
+from cluster.secret_names import maybe_secret_in
+from cluster.spec_names import SECRET_REFUSED, check_flag, check_variable
 from cluster.spec_units import MAX_NODES, memory_mib, node_range, num_gpus, time_s
 from cluster.spec_yaml import shown
+
+# What sbatch looks for in a script, PBS and BSUB even behind the first command (seen on 22.05).
+DIRECTIVE = re.compile(r"\s*(#(SBATCH|SLURM|PBS|BSUB))")
 
 MAX_NAME_BYTES = 128  # half of what a file system takes, so that files may be named after a run
 
@@ -47,8 +52,12 @@ def check_line(text: str) -> str:
 
 
 def check_shell_line(text: str) -> str:
-    """Pass one line for the shell; tabs are welcome."""
+    """Pass one line for the shell; tabs are welcome, directives and secrets are not."""
     check_characters(text.replace("\t", " "))
+    if match := DIRECTIVE.match(text):
+        raise ValueError(f"{match[1]} begins a directive, which is no line for the shell; use a key, or the key sbatch")
+    if name := maybe_secret_in(text):
+        raise ValueError(f"{name}: {SECRET_REFUSED}")
     return text
 
 
@@ -72,8 +81,10 @@ def check_expanded(text: str) -> str:
 def check_name(text: str) -> str:
     """Pass the name of a run: it becomes a folder and the job's name."""
     check_line(text)
-    if text in (".", "..") or "/" in text or text.startswith("-") or text != text.strip():
-        raise ValueError(f"{shown(text)} is no name for a folder; leave out /, a leading dash and outer white space")
+    if text in (".", "..") or "/" in text or "\\" in text or text.startswith("-") or text != text.strip():
+        raise ValueError(
+            f"{shown(text)} is no name for a folder; leave out /, \\, a leading dash and outer white space"
+        )
     if (size := len(text.encode())) > MAX_NAME_BYTES:
         raise ValueError(f"{shown(text)} has {size} bytes in UTF-8; the most is {MAX_NAME_BYTES}")
     return text
@@ -97,6 +108,13 @@ def absolute_path(value: object, info: ValidationInfo) -> object:
         value = Path(info.context["cwd"]) / value
         check_characters(str(value))
     return value
+
+
+def check_log_folder(path: Path) -> Path:
+    """Pass a folder that Slurm writes to: with a backslash in a path it leaves %j as it is; sbatch(1)."""
+    if "\\" in str(path):
+        raise ValueError(f"{shown(str(path))} holds a backslash, which Slurm gives a meaning; choose another folder")
+    return path
 
 
 def number_as_text(value: object) -> object:
@@ -175,17 +193,30 @@ ShellLine = Annotated[str, AfterValidator(check_shell_line)]
 RunName = Annotated[str, AfterValidator(check_name)]
 MailType = Annotated[str, AfterValidator(check_mail_type)]
 AbsolutePath = Annotated[Path, BeforeValidator(absolute_path)]
-Time = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_time)]
-Memory = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_memory)]
-Gpus = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_gpus)]
+LogFolder = Annotated[Path, BeforeValidator(absolute_path), AfterValidator(check_log_folder)]
+_TEXT_OR_NUMBER = WithJsonSchema({"type": ["string", "integer"]})
+Time = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_time), _TEXT_OR_NUMBER]
+Memory = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_memory), _TEXT_OR_NUMBER]
+Gpus = Annotated[str, BeforeValidator(number_as_text), AfterValidator(check_gpus), _TEXT_OR_NUMBER]
 if TYPE_CHECKING:
     NodeCount = int | str
 else:  # whatever is no range is held to be a number, and so are the messages about it
-    NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES), WrapValidator(check_nodes)]
+    NodeCount = Annotated[
+        int,
+        Field(ge=1, le=MAX_NODES),
+        WrapValidator(check_nodes),
+        WithJsonSchema(
+            {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, {"type": "string", "pattern": "-"}]}
+        ),
+    ]
 Interpreter = Annotated[str, AfterValidator(check_interpreter)]
 Mount = Annotated[str, AfterValidator(check_mount)]
 FlagName = Annotated[str, AfterValidator(check_flag)]
-FlagValue = Annotated[str | int | bool, PlainValidator(check_flag_value)]
+FlagValue = Annotated[
+    str | int | bool,
+    PlainValidator(check_flag_value),
+    WithJsonSchema({"anyOf": [{"type": ["string", "integer"]}, {"const": True}]}),
+]
 VariableName = Annotated[str, AfterValidator(check_variable)]
 VariableValue = Annotated[str, AfterValidator(check_characters)]
 

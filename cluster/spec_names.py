@@ -6,6 +6,8 @@ Sources: sbatch(1), Slurm 22.05 to 25.05; getopt_long(3); torchrun's "Environmen
 
 import re
 
+from cluster.secret_names import is_secret
+
 # Long options of sbatch that a key of the spec writes.  Values are dotted keys.
 KEY_OF_FLAG = {
     "account": "account",
@@ -41,6 +43,9 @@ KEY_OF_FLAG = {
     "partition": "partition",
     "qos": "qos",
     "reservation": "reservation",
+    "tasks": "tasks_per_node",  # these two are sbatch's other names for ntasks and ntasks-per-node
+    "tasks-per-node": "tasks_per_node",
+    "tres-per-task": "gpus_per_node",
     "signal": "signal_lead_s",
     "time": "time_limit",
     "time-min": "time_limit",
@@ -83,6 +88,10 @@ LONG_OF_SHORT = {
     "x": "exclude",
 }  # fmt: skip
 
+SECRET_REFUSED = (
+    "its name looks like that of a secret, and the spec is written to the run folder; leave it out and export it in "
+    "the shell that submits: the environment goes along with the job"
+)
 FLAG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -149,4 +158,6 @@ def check_variable(name: str) -> str:
     )
     if reason:
         raise ValueError(f"may not be set: {reason}")
+    if is_secret(name):
+        raise ValueError(SECRET_REFUSED)
     return name

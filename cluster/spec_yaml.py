@@ -19,6 +19,7 @@ Key = tuple[str, ...]  # ("train", "lr"); ("setup", "[0]") is an entry of a list
 WHOLE_FILE = 0  # as a line: the file, not a line of it
 COMMAND_LINE = sys.maxsize  # as a line: an override; sorts after every line
 
+MAX_BYTES = 1 << 16  # of a file; ranks get it as one environment variable, of which Linux takes twice as much
 MAX_DEPTH = 8  # the spec needs 3; bounds the recursion
 MAX_DIGITS = 18  # of a whole number; fits 64 bits
 MAX_SHOWN = 60  # characters of a value repeated in a message
@@ -57,8 +58,12 @@ class Problem(NamedTuple):
 
     def render(self, source: str) -> str:
         """The line a user reads, such as `configs/4node.yaml:7: train.lr: ...`."""
-        where = {WHOLE_FILE: source, COMMAND_LINE: "command line"}.get(self.line, f"{source}:{self.line}")
-        return ": ".join(part for part in (where, self.key, self.message) if part)
+        return ": ".join(part for part in (where(source, self.line), self.key, self.message) if part)
+
+
+def where(source: str, line: int) -> str:
+    """A line of a source as messages name it: `configs/4node.yaml:7`."""
+    return {WHOLE_FILE: source, COMMAND_LINE: "command line"}.get(line, f"{source}:{line}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +93,24 @@ class _Refusal(Exception):
         self.line = line
 
 
-def entry(number: int) -> str:
-    """Part of a key that stands for an entry of a list."""
-    return f"[{number}]"
+class Entry(str):
+    """Part of a key that stands for an entry of a list; a key of a mapping may have the same text."""
+
+    __slots__ = ()
+
+
+def entry(number: int) -> Entry:
+    """The part for an entry of a list, counted from 0."""
+    return Entry(f"[{number}]")
 
 
 def dotted(key: Key) -> str:
     """A key as users write it, on one line; entries of a list go by the list's name."""
-    return ".".join(part if part.isprintable() else shown(part) for part in key if not part.startswith("["))
+    return ".".join(_readable(part) for part in key if not isinstance(part, Entry))
+
+
+def _readable(part: str) -> str:
+    return part if part.isprintable() and len(part) <= MAX_SHOWN else shown(part)
 
 
 def shown(text: str) -> str:

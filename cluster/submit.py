@@ -3,6 +3,7 @@
     python -m cluster.submit SPEC [section.key=value ...] [--dry-run] [--json] [--wait] [--follow]
     python -m cluster.submit --resume RUN [section.key=value ...]
     python -m cluster.submit --rerun RUN [section.key=value ...]
+    python -m cluster.submit --schema
 
 What submitit pickles is os.execv and plain text: the job becomes `python -m cluster.supervise RUN_DIR` at once, and
 nothing of submitit is left in it.
@@ -15,11 +16,8 @@ import io
 import json
 import math
 import os
-import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,33 +25,29 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster import index, keep, slurm, successor
+from cluster import index, keep, preflight, slurm, successor
+from cluster.dry_run import dry_run, report
 from cluster.environment import clean_environment
 from cluster.follow import follow
-from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at, write_plan
+from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at
 from cluster.resume import prepare_resumption
-from cluster.runs import (
-    EXIT_FINISHED,
-    EXIT_UNREACHED,
-    EXIT_USAGE,
-    RunFolder,
-    UsageError,
-    new_run_id,
-    write_atomic,
+from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id
+from cluster.spec import SourcedSpec, check_packages, faults_allowed, read_spec
+from cluster.submission import (
+    EXIT_REFUSED,
+    SubmissionError,
+    is_unknown,
+    maybe_taken,
+    refusal,
+    removal_of,
+    stage_if_missing,
+    undo_of,
+    write_files,
 )
-from cluster.spec import JobSpec, dump_spec, faults_allowed, load_spec
 
-EXIT_REFUSED = 3  # Slurm said no
+LOOK_UP_S = 5.0  # for Slurm to say whether it took a job, after sbatch gave up
+PICKLE_LOOKS = 20  # of half a second
 YEAR_MIN = 365 * 24 * 60  # submitit's local executor ends a job after 2 minutes unless told otherwise
-
-
-class SubmissionError(RuntimeError):
-    """The job was not submitted, or nobody knows."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        """exit_code: EXIT_USAGE, EXIT_REFUSED or EXIT_UNREACHED."""
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +64,11 @@ class Submitted:
 def main(argv: Sequence[str] | None = None) -> int:
     """Submit one run and return the exit code."""
     args = parse_arguments(argv)
+    if args.schema:
+        from cluster.schema import schema
+
+        print(json.dumps(schema(), indent=2))
+        return EXIT_FINISHED
     environ = clean_environment(os.environ)
     # submitit hands this process's environment on to sbatch and to local tasks; there is no other way to choose it.
     os.environ.clear()
@@ -93,10 +92,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, id, name or job id")
     parser.add_argument("--rerun", metavar="RUN", help="a new run with the spec and the code of another one")
     parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
+    parser.add_argument("--force", action="store_true", help="submit what the cluster, as it is, can't run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a spec, for editors")
     parser.add_argument("--wait", action="store_true", help="return when the run has ended, with its result")
     parser.add_argument("--follow", action="store_true", help="as --wait, and show the ranks' log")
     args = parser.parse_intermixed_args(argv)
+    if args.schema:
+        return args
     if args.resume is None and args.rerun is None and not args.words:
         parser.error("a SPEC is needed, or --resume RUN, or --rerun RUN")
     is_from_run = args.resume is not None or args.rerun is not None
@@ -107,21 +110,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Plan, then print or submit, then follow if asked."""
-    source = None
-    if args.resume is not None:
-        resumption = prepare_resumption(index.find_run(args.resume, environ), args.overrides, environ)
-        if resumption.is_done:
-            print(f"{resumption.run.path} is finished; nothing to do", file=sys.stderr)
-            return EXIT_FINISHED
-        run, spec, commit = resumption.run, resumption.spec, resumption.commit
-    else:
-        if args.rerun is not None:
-            source = index.find_run(args.rerun, environ)
-            keep.become_submit_of(source, args.argv, environ)
-            args.spec = source.spec
-        spec = load_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
-        run, commit = RunFolder(spec.run_root / spec.name / new_run_id(datetime.now(timezone.utc))), None
-    kept = keep.look(spec, run, environ, maybe_source=source)
+    request = maybe_request(args, environ)
+    if request is None:
+        return EXIT_FINISHED
+    run, spec = request.run, request.sourced.spec
+    if spec.python is None and spec.container.image is None:
+        check_packages(spec)  # the interpreter of this process is the job's
+    check = preflight.begin(spec, environ)
+    kept = keep.look(spec, run, environ, maybe_source=request.maybe_source)
     plan = make_plan(
         spec,
         run,
@@ -130,15 +126,17 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         maybe_visible_gpus=environ.get("CUDA_VISIBLE_DEVICES"),
     )
     script = script_text(plan, run)
+    preflight.conclude(check, request.sourced, force=args.force, is_dry=args.dry_run)
     if args.dry_run:
-        announce(Submitted(str(run.path), run.run_id, None, plan.cluster, script), as_json=args.json, is_dry=True)
-        return EXIT_FINISHED
+        return tell_dry_run(request, plan, script, environ, as_json=args.json)
     stage_if_missing(spec, args.spec or run.spec, args.overrides if args.spec else ())
-    write_files(run, plan, script, lambda: keep.keep(kept, run, environ), maybe_new_spec=None if commit else spec)
+    undo = request.make_undo()
+    maybe_new_spec = None if args.resume else spec
+    write_files(run, plan, script, lambda: keep.keep(kept, run, environ), maybe_new_spec=maybe_new_spec)
     keep.tell_left_out(kept)
     previous_attempt = run.latest_attempt()
-    job_id = start(plan, run, environ, maybe_commit=commit)
-    announce(Submitted(str(run.path), run.run_id, job_id, plan.cluster, script), as_json=args.json, is_dry=False)
+    job_id = start(request, plan, environ, undo)
+    announce(Submitted(str(run.path), run.run_id, job_id, plan.cluster, script), as_json=args.json)
     if plan.cluster == "local" or args.wait or args.follow:
         return follow(
             run, plan, job_id, environ, previous_attempt=previous_attempt, show_log=args.follow, quiet=args.json
@@ -146,50 +144,52 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return EXIT_FINISHED
 
 
-def write_files(
-    run: RunFolder, plan: LaunchPlan, script: str, keep_code: Callable[[], None], *, maybe_new_spec: JobSpec | None
-) -> None:
-    """Put spec, code, plan and script into the run folder, which is made for a new spec.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user wants to run, new or going on."""
 
-    Raises SubmissionError: the storage refused.
-    """
-    try:
-        if maybe_new_spec is not None:
-            run.make()
-            write_atomic(run.spec, dump_spec(maybe_new_spec))
-        keep_code()
-        write_plan(plan, run)
-        write_atomic(run.script, script)
-    except UsageError:
-        if maybe_new_spec is not None:
-            shutil.rmtree(run.path)
-        raise
-    except OSError as error:
-        message = f"run_root: {run.path} cannot be written: {error.strerror}; nothing was submitted"
-        raise SubmissionError(message, EXIT_USAGE) from None
+    run: RunFolder
+    sourced: SourcedSpec
+    make_undo: Callable[[], Callable[[], None]]  # called before a file is written; its result undoes all of it
+    commit: Callable[[], None] = lambda: None  # changes an old run's files, before its job is submitted
+    maybe_source: RunFolder | None = None  # the run that is done again
 
 
-def stage_if_missing(spec: JobSpec, source: Path, overrides: Sequence[str]) -> None:
-    """Fetch and convert the data set here, where there may be a network, before anything waits in a queue.
+def maybe_request(args: argparse.Namespace, environ: Mapping[str, str]) -> Request | None:
+    """The command line's wish; None for a finished run that nothing would be added to."""
+    if args.resume is None:
+        source = index.find_run(args.rerun, environ) if args.rerun is not None else None
+        if source is not None:
+            keep.become_submit_of(source, args.argv, environ)
+            args.spec = source.spec
+        sourced = read_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
+        run = RunFolder(sourced.spec.run_root / sourced.spec.name / new_run_id(datetime.now(timezone.utc)))
+        return Request(run, sourced, lambda: removal_of(run), maybe_source=source)
+    resumption = prepare_resumption(index.find_run(args.resume, environ), args.overrides, environ)
+    run = resumption.run
+    if resumption.is_done:
+        print(f"{run.path} is finished; nothing to do", file=sys.stderr)
+        return None
+    return Request(run, resumption.sourced, lambda: undo_of(run), resumption.commit)
 
-    Raises SubmissionError: it could not be staged; nothing was submitted.
-    """
-    staged = spec.dataset.staged_path
-    if staged.exists():
-        if spec.dataset.kind == "image_folder":  # the one kind whose source may have changed since
-            when = datetime.fromtimestamp(staged.stat().st_mtime).isoformat(sep=" ", timespec="seconds")
-            hint = f"after a change of the images: python -m jobs.stage {source} --force"
-            print(f"using {staged}, staged at {when}; {hint}", file=sys.stderr)
-        return
-    done = subprocess.run([sys.executable, "-m", "jobs.stage", str(source), *overrides], stdout=sys.stderr, check=False)
-    if done.returncode != 0:
-        raise SubmissionError(f"dataset: {spec.dataset.kind} could not be staged; nothing was submitted", EXIT_USAGE)
+
+def tell_dry_run(request: Request, plan: LaunchPlan, script: str, environ: Mapping[str, str], *, as_json: bool) -> int:
+    """The script on standard output, the rest on standard error; returns the exit code."""
+    found = dry_run(request.sourced, plan, script, environ)
+    if as_json:
+        head = Submitted(str(request.run.path), request.run.run_id, None, plan.cluster, script)
+        print(json.dumps(asdict(head) | asdict(found)))
+    else:
+        print(script, end="", flush=True)
+        for line in report(found, request.sourced):
+            print(line, file=sys.stderr)
+    return EXIT_REFUSED if found.is_refused else EXIT_FINISHED
 
 
 def script_text(plan: LaunchPlan, run: RunFolder) -> str:
     """The script that is submitted, or that the local route runs."""
     if plan.cluster == "slurm":
-        executor = make_executor(plan, run, lambda job_id: None)
+        executor = make_executor(plan, run, lambda job_id: None, {})
         text: str = executor._make_submission_file_text(executor._submitit_command_str, "")
         return text
     return local_script(plan)
@@ -202,40 +202,39 @@ def local_script(plan: LaunchPlan) -> str:
     )
 
 
-def start(
-    plan: LaunchPlan, run: RunFolder, environ: Mapping[str, str], *, maybe_commit: Callable[[], None] | None
-) -> str:
-    """Submit; returns the job id.  A new run folder that nothing was submitted for is removed again.
+def start(request: Request, plan: LaunchPlan, environ: Mapping[str, str], undo: Callable[[], None]) -> str:
+    """Submit; returns the job id.
 
-    maybe_commit: for a run that goes on: puts its changed spec into the folder, once the job is sure.
+    undo: called when Slurm refuses.  A new run folder is removed then, an old one gets its files back.
 
     Raises SubmissionError: refused, or no answer.
     """
     import submitit
 
+    run = request.run
+
     def enter(job_id: str) -> None:
-        # Before submitit gives the job its pickle: until then the job waits, so nobody else reads or writes the folder.
-        if maybe_commit is not None:
-            maybe_commit()
         run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, route=plan.cluster)
-        index.register(run, job_id, environ)
+        index.register(run, job_id, environ, plan.cluster)
         if plan.submit_from == "login" and plan.cluster == "slurm":
             put_in_beforehand(run, plan, job_id, environ)
 
     command = list(plan.supervisor) if plan.cluster == "slurm" else ["/bin/bash", str(run.script)]
-    is_new = maybe_commit is None
+    request.commit()
+    run.append_event("submitting", attempt=run.latest_attempt(), job_id="", route=plan.cluster)
+    index.register(run, "", environ, plan.cluster)
     try:
-        executor = make_executor(plan, run, enter)
+        executor = make_executor(plan, run, enter, environ)
         # submitit prints sbatch's words as well as raising them.  Its local controller inherits that INT is ignored:
         # a terminal's Ctrl-C is for us, and the supervisor gets it from us.
         with contextlib.redirect_stderr(io.StringIO()), ignored(signal.SIGINT):
             return str(executor.submit(os.execv, command[0], command).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        raise refusal(str(error), plan, run, is_new=is_new) from None
+        raise refusal(str(error), run, undo) from None
     except OSError as error:
         if error.filename != "sbatch":  # a full disk, say: the job may be in the queue, and its folder is left alone
             raise
-        raise refusal(str(error), plan, run, is_new=is_new) from None
+        raise refusal(str(error), run, undo) from None
 
 
 def put_in_beforehand(run: RunFolder, plan: LaunchPlan, job_id: str, environ: Mapping[str, str]) -> None:
@@ -256,31 +255,16 @@ def ignored(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def refusal(words: str, plan: LaunchPlan, run: RunFolder, *, is_new: bool) -> SubmissionError:
-    """What to tell the user when sbatch failed; its own words are part of it."""
-    words = words.strip()
-    if re.search(r"Socket timed out|Unexpected message received|Zero Bytes were transmitted|^no job id", words):
-        # Slurm takes the job in this case more often than not; the run id is in its output path.
-        return SubmissionError(
-            f"{words}\nSlurm may have taken the job all the same. To find out: "
-            f"squeue --name={shlex.quote(plan.name)} -o '%i %T %o', and look for {run.run_id}; run folder: {run.path}",
-            EXIT_UNREACHED,
-        )
-    if is_new:
-        shutil.rmtree(run.path)
-    if re.search(r"Unable to contact slurm controller|configuration (file|source)|: 'sbatch'$", words):
-        return SubmissionError(
-            f"{words}\nSlurm was not reached; nothing was submitted. To find out: scontrol ping", EXIT_UNREACHED
-        )
-    return SubmissionError(f"{words}\nSlurm refused the job; nothing was submitted", EXIT_REFUSED)
-
-
-def make_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str], None]) -> Any:  # noqa: ANN401
+def make_executor(
+    plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str], None], environ: Mapping[str, str]
+) -> Any:  # noqa: ANN401
     """submitit's executor for a plan.
 
     on_submitted: called with the job id as soon as it is known, before the job can begin its work.
     """
-    return (local_executor if plan.cluster == "local" else slurm_executor)(plan, run, on_submitted)
+    if plan.cluster == "local":
+        return local_executor(plan, run, on_submitted)
+    return slurm_executor(plan, run, on_submitted, environ)
 
 
 def local_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str], None]) -> Any:  # noqa: ANN401
@@ -299,7 +283,9 @@ def local_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str
     return executor
 
 
-def slurm_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str], None]) -> Any:  # noqa: ANN401
+def slurm_executor(
+    plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str], None], environ: Mapping[str, str]
+) -> Any:  # noqa: ANN401
     """The executor for Slurm; makes nothing before it submits."""
     import submitit
 
@@ -322,7 +308,13 @@ def slurm_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str
             return job_id
 
         def _submit_command(self, command: str) -> Any:  # noqa: ANN401
-            job: Any = super()._submit_command(command)
+            try:
+                job: Any = super()._submit_command(command)
+            except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+                job_id = maybe_taken(run, environ, timeout_s=LOOK_UP_S) if is_unknown(str(error)) else None
+                if job_id is None:
+                    raise
+                job = self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
             on_submitted(job.job_id)
             return job
 
@@ -339,23 +331,35 @@ def submitit_parameters(plan: LaunchPlan) -> dict[str, Any]:
     """
     return {
         "additional_parameters": {
-            name if name == "open-mode" else name.replace("-", "_"): value for name, value in plan.sbatch.items()
+            name if name == "open-mode" else name.replace("-", "_"): slurm.in_directive(value)
+            for name, value in plan.sbatch.items()
         },
         "time": math.ceil((plan.time_limit_s or 60) / 60),
         "nodes": plan.num_nodes,
-        "setup": list(plan.shell_lines),
+        "setup": [*plan.shell_lines, *begin_without_pickle(plan)],
         "use_srun": False,
         "wckey": None,
         "stderr_to_stdout": True,
     }
 
 
-def announce(submitted: Submitted, *, as_json: bool, is_dry: bool) -> None:
+def begin_without_pickle(plan: LaunchPlan) -> tuple[str, ...]:
+    """Shell lines that start the supervisor where submitit's pickle does not come.
+
+    The process that submits puts it in place once it knows the job id; it may be killed before, or never hear of the
+    job that Slurm took.
+    """
+    pickle = f"{shlex.quote(str(RunFolder(Path(plan.run_dir)).submitit))}/${{SLURM_JOB_ID}}_submitted.pkl"
+    return (
+        f"for _ in {{1..{PICKLE_LOOKS}}}; do if [ -e {pickle} ]; then break; fi; sleep 0.5; done",
+        f"if [ ! -e {pickle} ]; then exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))}; fi",
+    )
+
+
+def announce(submitted: Submitted, *, as_json: bool) -> None:
     """Tell the user, or the program that asked for JSON."""
     if as_json:
         print(json.dumps(asdict(submitted)), flush=True)
-    elif is_dry:
-        print(submitted.script, end="")
     else:
         where = f"job {submitted.job_id}" if submitted.cluster == "slurm" else "this machine"
         print(f"submitted to {where}; run folder: {submitted.run_dir}", flush=True)

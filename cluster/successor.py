@@ -37,7 +37,7 @@ def submit_successor(
     job_id = slurm.submit([*waits, *sbatch_words(plan, excluded), *script], clean_environment(environ))
     attempt = run.latest_attempt()
     run.append_event("submitted", attempt=attempt, job_id=job_id, route=SUCCESSOR_ROUTE, predecessor=predecessor)
-    index.register(run, job_id, environ)
+    index.register(run, job_id, environ, SUCCESSOR_ROUTE)
     log.info("job %s waits behind job %s (%s)", job_id, predecessor, condition)
     return job_id
 

@@ -21,11 +21,13 @@ from cluster import address, rank, slurm
 from cluster.allocation import expand_nodelist, expand_task_list, refuse_distribution, refuse_heterogeneous_job
 from cluster.chain import Chain, find_chain
 from cluster.code import packages_folder
+from cluster.comment import Comment, find_comment
 from cluster.container import variables_inside
 from cluster.exclude import Blame
 from cluster.history import gather, note_lost_attempts, read_history, record_end
 from cluster.job import Job, find_job
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
+from cluster.owner import note_submission
 from cluster.plan import LaunchPlan, read_plan
 from cluster.predecessor import maybe_exit_code_by_predecessor
 from cluster.provenance import maybe_version_at_submission, prepare_code, tell_drift
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         leave_terminal()
     stop = StopFlag()
     stop.install()
-    make_logger("super")
+    make_logger("super", os.environ)
     try:
         run, plan = find_plan(args.target, args.overrides, os.environ)
         return supervise(run, plan, stop, os.environ, maybe_predecessor=args.after)
@@ -118,7 +120,10 @@ def supervise(
 
     maybe_predecessor: the job that this one succeeds.
     """
+    run.take_umask()
     job = find_job(plan, environ)
+    if job.is_on_slurm:
+        note_submission(run, job.job_id, environ)
     with find_chain(run, plan, job) as chain:
         maybe_code = maybe_exit_code_by_marks(run)
         if maybe_code is None and maybe_predecessor is not None:
@@ -126,11 +131,19 @@ def supervise(
         if maybe_code is not None:
             return maybe_code
         chain.begin()
-        return make_attempts(run, plan, stop, job, chain, environ)
+        comment = find_comment(run, plan, job)
+        comment.begin()
+        return make_attempts(run, plan, stop, job, chain, comment, environ)
 
 
 def make_attempts(
-    run: RunFolder, plan: LaunchPlan, stop: StopFlag, job: Job, chain: Chain, environ: Mapping[str, str]
+    run: RunFolder,
+    plan: LaunchPlan,
+    stop: StopFlag,
+    job: Job,
+    chain: Chain,
+    comment: Comment,
+    environ: Mapping[str, str],
 ) -> int:
     """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
     while True:
@@ -138,6 +151,7 @@ def make_attempts(
         if maybe_code is not None:
             return maybe_code
         note_lost_attempts(run)
+        comment.tell("")
         attempt, verdict = run_attempt(run, plan, stop, job, environ)
         history = read_history(run, attempt - 1)
         history.append(Past(verdict.cause, max(manifest_steps(run.checkpoints), default=0)))
@@ -145,6 +159,7 @@ def make_attempts(
         history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
         run.check_owner(attempt)
+        comment.tell(f"{verdict.outcome}: {verdict.reason}")
         record_end(run, verdict, decision, history[-1], attempt, job.job_id)
         if decision.action == "restart":
             wait_before_restart(back_off_s(history), stop)

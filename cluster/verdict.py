@@ -7,7 +7,7 @@ when one rank dies the others lose their connections, and those errors say nothi
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.launch import RanksEnd
@@ -74,7 +74,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict("failed", cause, reason, EXIT_FAILED, node=maybe_dead_node(evidence))
     killed = maybe_first_killed(evidence.failures, evidence.end)
     if killed is not None:
-        return killed
+        return told_by_slurmstepd(killed, evidence.job_lines)
     unstartable = maybe_unstartable(evidence.end)
     if unstartable is not None and all(record["kind"] == "connection" for record in evidence.failures):
         return Verdict("failed", "usage", unstartable, EXIT_USAGE)
@@ -139,6 +139,18 @@ def killed_verdict(number: int, how: str) -> Verdict:
         return Verdict("failed", "hang", reason, EXIT_HANG, number)
     cause = "out of memory" if OUT_OF_MEMORY.search(how) else "killed"
     return Verdict("failed", cause, f"rank {number} was ended by a signal: {how}", EXIT_FAILED, number)
+
+
+def told_by_slurmstepd(killed: Verdict, job_lines: Sequence[str]) -> Verdict:
+    """What becomes of a killed rank when slurmstepd says that the job's memory was used up.
+
+    srun says only `Killed` then: JobAcctGatherParams=OverMemoryKill, on 22.05 "slurmstepd: error: Exceeded job memory
+    limit".
+    """
+    words = [line.partition("error: ")[2] for line in job_lines if "slurmstepd" in line and OUT_OF_MEMORY.search(line)]
+    if killed.cause != "killed" or not words:
+        return killed
+    return replace(killed, cause="out of memory", reason=f"{killed.reason}; slurmstepd: {words[0]}")
 
 
 def task_lines(lines: Sequence[str]) -> list[tuple[int, str]]:

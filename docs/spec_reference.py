@@ -1,13 +1,16 @@
-"""Write docs/spec.md from the spec's models: python -m docs.spec_reference.  A test holds the two equal."""
+"""Write docs/spec.md and docs/spec.schema.json from the spec's models: python -m docs.spec_reference.
 
-import ast
-import inspect
+A test holds them equal.
+"""
+
+import json
 import sys
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from cluster import spec
+from cluster.schema import docstrings, schema
+from cluster.spec import SECTION_MODELS
 
 HEAD = """\
 # Every key of a spec
@@ -26,27 +29,6 @@ and `time_limit` on Slurm.
 - Memory has a unit: `K`, `M`, `G` or `T`, powers of 1024.
 - Relative paths start at the folder in which you submit.
 """
-SECTIONS: dict[str, type[BaseModel]] = {
-    "": spec.JobSpec,
-    "train": spec.TrainSpec,
-    "dataset": spec.DatasetSpec,
-    "checkpoint": spec.CheckpointSpec,
-    "requeue": spec.RequeueSpec,
-    "container": spec.ContainerSpec,
-    "faults": spec.FaultSpec,
-}
-
-
-def docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The text under each field of a model."""
-    tree = ast.parse(inspect.getsource(model)).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    pairs = zip(tree.body, tree.body[1:], strict=False)
-    return {
-        field.target.id: ast.literal_eval(text.value)
-        for field, text in pairs
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
-    }
 
 
 def default_of(model: type[BaseModel], name: str) -> str:
@@ -68,7 +50,7 @@ def table(model: type[BaseModel]) -> str:
     rows = [
         f"| `{name}` | {default_of(model, name)} | {' '.join(texts[name].split()).replace('|', chr(92) + '|')} |"
         for name in model.model_fields
-        if name not in SECTIONS
+        if name not in SECTION_MODELS
     ]
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
 
@@ -76,12 +58,18 @@ def table(model: type[BaseModel]) -> str:
 def render() -> str:
     """The whole page."""
     parts = [HEAD]
-    for name, model in SECTIONS.items():
+    for name, model in SECTION_MODELS.items():
         title = f"## `{name}:`" if name else "## Top level"
         parts.append(f"{title}\n\n{' '.join((model.__doc__ or '').split())}\n\n{table(model)}\n")
     return "\n".join(parts)
 
 
+def render_schema() -> str:
+    """The schema, for editors."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
 if __name__ == "__main__":
     Path(__file__).with_name("spec.md").write_text(render())
-    sys.stdout.write("docs/spec.md written\n")
+    Path(__file__).with_name("spec.schema.json").write_text(render_schema())
+    sys.stdout.write("docs/spec.md and docs/spec.schema.json written\n")

@@ -80,10 +80,10 @@ def open_run(spec: JobSpec, maybe_run_dir: Path | None, environ: Mapping[str, st
             raise RunError(
                 f"{run.path} holds a run with another spec ({', '.join(differing)}): resume it with {run.spec}"
             )
-        run.make()
+        run.make(spec.run_folder_mode)
         return run
     try:
-        run.make()
+        run.make(spec.run_folder_mode)
         write_atomic(run.spec, dump_spec(spec))
     except OSError as error:
         raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None

@@ -1,6 +1,8 @@
 """Device: spec, rank -> [device] -> where this rank computes, and how reproducibly."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +50,16 @@ def use_device(device: torch.device, spec: JobSpec) -> None:
     if spec.train.deterministic:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+
+
+def memory_mib(device: torch.device) -> float:
+    """MiB of the device's memory that this process has used at most; on the CPU, what it holds of the host's now."""
+    if device.type == "cuda":
+        num_bytes = torch.cuda.max_memory_reserved(device)
+    else:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])  # proc(5): resident
+        num_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+    return round(num_bytes / 2**20, 1)
 
 
 def environment_of(device: torch.device, spec: JobSpec, env: RankEnv) -> dict[str, Any]:

@@ -13,11 +13,21 @@ import re
 import socket
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from cluster.runs import EXIT_FAILED, EXIT_USAGE, FORMAT_VERSION, RunFolder, SupersededError, UsageError, utc_now
+from cluster.runs import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    FORMAT_VERSION,
+    RunFolder,
+    SupersededError,
+    UsageError,
+    redacted,
+    utc_now,
+)
 
 if TYPE_CHECKING:
     from jobs.loop import Loop
@@ -66,6 +76,7 @@ class Whereabouts:
     attempt: int = 0  # 0: none is known yet
     maybe_run_dir: Path | None = None
     maybe_loop: "Loop | None" = None
+    environ: Mapping[str, str] = field(default_factory=dict)  # whose secrets are never written
     is_being_ended: bool = False  # by the watch, which has found a hang: what fails meanwhile is a consequence
 
     @property
@@ -127,8 +138,8 @@ def record(
         "step": where.step,
         "kind": kind,
         "exit_code": exit_code,
-        "exception": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
-        "traceback": "".join(traceback.format_exception(error)),
+        "exception": redacted(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", where.environ),
+        "traceback": redacted("".join(traceback.format_exception(error)), where.environ),
     }
     if maybe_accused is not None:
         content |= {"rank": maybe_accused.maybe_rank, "host": maybe_accused.host, "reporter": where.rank}

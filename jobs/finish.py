@@ -51,16 +51,29 @@ def summarize(loop: Loop, weights_digest: str) -> dict[str, Any]:
         "images_per_s": round(state.images / state.step_seconds, 1),
         "weights_sha256": weights_digest,
         "samples_sha256": state.samples_sha256,
-        "bit_exact": spec.train.deterministic and not any(is_break(event) for event in events),
+        "bit_exact": spec.train.deterministic and not is_broken(events),
         "goodput": round(state.step_seconds / held_seconds(run, events, now), 4),
         "wall_s": round(seconds_between(events[0]["time"], now), 3),
     }
 
 
-def is_break(event: Mapping[str, Any]) -> bool:
-    """Whether a run is no longer what an undisturbed one would have been, bit for bit."""
-    is_other_code = event["event"] == "code_drift" and event["attempt"] > 1  # before the first nothing was trained
-    return is_other_code or event["event"] in ("extended", "environment_changed")
+def is_broken(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a run is no longer what an undisturbed one would have been, bit for bit.
+
+    An extension counts unless the submission that it was part of was refused, and the run given its old spec back.
+    """
+    is_extended = maybe_extended = False
+    for event in events:
+        is_other_code = event["event"] == "code_drift" and event["attempt"] > 1  # before the first nothing was trained
+        if is_other_code or event["event"] == "environment_changed":
+            return True
+        if event["event"] == "extended":
+            maybe_extended = True
+        elif event["event"] == "submission_refused":
+            maybe_extended = False
+        elif event["event"] == "submitted":
+            is_extended |= maybe_extended
+    return is_extended or maybe_extended
 
 
 def num_preemptions(run: RunFolder, attempts: int) -> int:

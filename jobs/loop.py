@@ -4,7 +4,9 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,13 +15,14 @@ from cluster.rank import RankEnv
 from cluster.spec import JobSpec
 from jobs.control import Control, Tally
 from jobs.data import DataSet
+from jobs.device import memory_mib
 from jobs.digest import next_samples_digest
 from jobs.evaluate import broadcast_buffers, evaluate
 from jobs.faults import Faults
 from jobs.metrics import Recorder
 from jobs.saver import SaveError, Saver
 from jobs.state import TrainState
-from jobs.step import HostLoss, Length, Stepper
+from jobs.step import HostNumber, Length, Made, Stepper
 from jobs.watchdog import Watch
 
 log = logging.getLogger("run")
@@ -35,6 +38,58 @@ class Done:
     lr: float
     seconds: float
     ends_epoch: bool
+    maybe_grad_norm: float | None = None  # before clipping; of logged steps, on rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class OnItsWay:
+    """A step whose numbers have not reached the host yet."""
+
+    done: Done
+    made: Made
+    loss: HostNumber
+    maybe_grad_norm: HostNumber | None
+
+    @classmethod
+    def of(cls, done: Done, made: Made) -> "OnItsWay":
+        """Send them."""
+        norm = made.maybe_grad_norm
+        return cls(done, made, HostNumber(made.loss), None if norm is None else HostNumber(norm))
+
+    def arrived(self) -> tuple[Done, float]:
+        """The step with its norm, and this rank's loss; waits for the step, not for those queued since."""
+        loss = self.loss.read()
+        if self.maybe_grad_norm is None:
+            return self.done, loss
+        norm = self.maybe_grad_norm.read()
+        return replace(self.done, maybe_grad_norm=norm if math.isfinite(norm) else None), loss
+
+
+@dataclass
+class Window:
+    """The steps since the last logged one, as rank 0 saw them."""
+
+    images: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, done: Done) -> None:
+        """Count one step."""
+        self.images += done.num_samples
+        self.seconds.append(done.seconds)
+
+    def figures(self) -> dict[str, float]:
+        """Rate and step times, in the words of metrics.jsonl."""
+        in_order = sorted(self.seconds)
+        return {
+            "images_per_s": round(self.images / sum(in_order), 1),
+            "step_ms_p50": round(1000 * percentile(in_order, 50), 3),
+            "step_ms_p95": round(1000 * percentile(in_order, 95), 3),
+        }
+
+
+def percentile(in_order: Sequence[float], percent: int) -> float:
+    """The smallest value that at least so many percent of all do not exceed.  in_order: ascending, not empty."""
+    return in_order[math.ceil(len(in_order) * percent / 100) - 1]
 
 
 class NanLossError(ArithmeticError):
@@ -71,8 +126,8 @@ class Loop:
     _is_first: bool = True
     _saved_s: float = field(default_factory=time.monotonic)
     _posted: Done | None = None  # its loss is on its way to the other ranks
-    _unposted: tuple[Done, HostLoss] | None = None  # its loss is on its way to the host
-    _window: tuple[int, float] = (0, 0.0)  # images and seconds since the last logged step
+    _unposted: OnItsWay | None = None  # its loss is on its way to the host
+    _window: Window = field(default_factory=Window)
 
     def run(self) -> bool:
         """Train; True when all steps are done, False when the ranks agreed to stop and the run is saved."""
@@ -87,6 +142,7 @@ class Loop:
                 self.step()
         self.watch.at("saving", self.state.step)
         self.saver.finish()
+        self.recorder.end_mirror()
         return True
 
     def is_done(self) -> bool:
@@ -102,22 +158,24 @@ class Loop:
         self.watch.at("saving", self.state.step)
         if not self.saver.finish():
             log.error("the run goes on from step %d: the last save failed", self.saver.committed_step)
+        self.recorder.end_mirror()
         self.recorder.event("stopped", step=self.saver.committed_step, signal=self.stop_signal)
 
     def step(self) -> None:
         """One optimizer step and the boundary after it."""
         began = time.monotonic()
+        self.stepper.clock.begin()
         state = self.state
         self.watch.at("training", state.step)
         self.faults.before_step(state.step)
-        epoch = state.epoch
-        ids, loss, lr = self.stepper.make(state, before_update=self.saver.release)
-        state.samples_sha256 = next_samples_digest(bytes.fromhex(state.samples_sha256), ids).hex()
+        epoch, with_norm = state.epoch, self.recorder.writes and self.is_next_logged()
+        made = self.stepper.make(state, before_update=self.saver.release, with_norm=with_norm)
+        state.samples_sha256 = next_samples_digest(bytes.fromhex(state.samples_sha256), made.ids).hex()
         save_agreed = self.boundary()
         seconds = time.monotonic() - began
-        state.advance(len(ids), len(self.data.train_labels), seconds)
-        done = Done(state.step, epoch, len(ids), lr, seconds, ends_epoch=state.samples == 0)
-        self._unposted = (done, HostLoss(loss))
+        state.advance(len(made.ids), len(self.data.train_labels), seconds)
+        done = Done(state.step, epoch, len(made.ids), made.lr, seconds, ends_epoch=state.samples == 0)
+        self._unposted = OnItsWay.of(done, made)
         self.after_step(done, save_agreed)
 
     def boundary(self) -> bool:
@@ -131,7 +189,8 @@ class Loop:
         """Post this rank's flags, and its loss of the step before."""
         self._posted, loss_sum = (None, 0.0)
         if self._unposted is not None:
-            self._posted, loss_sum = self._unposted[0], self._unposted[1].read()
+            self._posted, loss_sum = self._unposted.arrived()
+            self.watch.worked(self._unposted.made.own.seconds(), self._unposted.made.pieces)
             self._unposted = None
         self.control.post(save=self.is_save_due(), give_up=self.saver.check(), loss_sum=loss_sum)
 
@@ -165,27 +224,55 @@ class Loop:
         if self._is_first:
             self.recorder.event("first_step", step=done.step, seconds=round(time.monotonic() - self.began_s, 3))
             self._is_first = False
+        self.name_slow_rank()
         at_end = done.ends_epoch or done.step == self.length.total_steps
         if at_end or save_agreed or (every is not None and done.step % every == 0):
             self.settle()
             self.save()
 
+    def is_next_logged(self) -> bool:
+        """Whether the step that comes next gets a line of metrics."""
+        ends_epoch = self.state.samples + self.length.global_batch >= len(self.data.train_labels)
+        return self.is_logged(self.state.step + 1, ends_epoch=ends_epoch)
+
+    def is_logged(self, step: int, *, ends_epoch: bool) -> bool:
+        """Whether a step gets a line of metrics."""
+        return step == self.length.total_steps or ends_epoch or step % self.spec.train.log_every_steps == 0
+
     def log_step(self, done: Done, loss: float) -> None:
         """Write a step's line of metrics; that of an epoch's last step waits for its evaluation."""
-        train = self.spec.train
-        images, seconds = self._window
-        self._window = (images + done.num_samples, seconds + done.seconds)
-        is_last = done.step == self.length.total_steps
-        if not (is_last or done.ends_epoch or done.step % train.log_every_steps == 0):
+        self._window.add(done)
+        if not self.is_logged(done.step, ends_epoch=done.ends_epoch):
             return
-        rate = self._window[0] / self._window[1]
-        self._window = (0, 0.0)
-        line = {"step": done.step, "epoch": done.epoch, "loss": loss, "lr": done.lr, "images_per_s": round(rate, 1)}
-        self.recorder.beat(loss=loss, images_per_s=round(rate, 1))
-        if is_last or (done.ends_epoch and (done.epoch + 1) % train.eval_every_epochs == 0):
+        window, self._window = self._window, Window()
+        line: dict[str, Any] = {
+            "step": done.step,
+            "epoch": done.epoch,
+            "loss": loss,
+            "lr": done.lr,
+            "grad_norm": done.maybe_grad_norm,
+            **window.figures(),
+            "slowest_rank": self.watch.pace.maybe_slowest,
+            "memory_mib": memory_mib(self.device),
+        }
+        self.recorder.beat(loss=loss, images_per_s=line["images_per_s"])
+        every = self.spec.train.eval_every_epochs
+        if done.step == self.length.total_steps or (done.ends_epoch and (done.epoch + 1) % every == 0):
             self.state.pending_line = json.dumps(line)
         else:
-            self.recorder.metrics_line({**line, "attempt": self.recorder.attempt})
+            self.recorder.metrics_line(line)
+
+    def name_slow_rank(self) -> None:
+        """Tell of a rank for which the others have been waiting."""
+        slow = self.watch.pace.maybe_news()
+        if slow is not None:
+            log.warning(
+                "rank %d on %s is slow: its own part of a step takes %.1f times as long as the others' (median)",
+                slow.rank,
+                slow.host,
+                slow.factor,
+            )
+            self.recorder.event("slow_rank", rank=slow.rank, host=slow.host, factor=slow.factor)
 
     def save(self) -> None:
         """Begin to save this step, unless that was done."""
@@ -216,7 +303,7 @@ class Loop:
         line = json.loads(state.pending_line)
         state.pending_line, state.test_accuracy, state.test_loss = "", result.accuracy, result.loss
         figures = {"test_accuracy": result.accuracy, "test_loss": result.loss}
-        self.recorder.metrics_line({**line, **figures, "attempt": self.recorder.attempt})
+        self.recorder.metrics_line({**line, **figures})
         self.recorder.event("evaluated", step=state.step, **figures)
         self.recorder.beat(accuracy=result.accuracy)
         log.info("step %d: test accuracy %.4f, test loss %.4f", state.step, result.accuracy, result.loss)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.runs import EXIT_FAILED, RunFolder, SupersededError, append_line, read_lines, utc_now, write_json
+from jobs.mirror import Mirror
 
 log = logging.getLogger("run")
 
@@ -34,6 +35,7 @@ class Recorder:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._lines_lock = threading.Lock()
+        self._maybe_mirror: Mirror | None = None
         self._thread = threading.Thread(target=self._keep_beating, daemon=True)
 
     def _may_write(self) -> bool:
@@ -123,9 +125,22 @@ class Recorder:
             write_json(self.run.heartbeat, beat, before_rename=lambda: self.run.check_owner(self.attempt))
 
     def metrics_line(self, line: dict[str, Any]) -> None:
-        """Add one logged step."""
+        """Add one logged step, with the moment and the attempt."""
         if self._may_write():
-            self._append(self.run.metrics, line)
+            self._append(self.run.metrics, {**line, "time": utc_now(), "attempt": self.attempt})
+            if self._maybe_mirror is not None:
+                self._maybe_mirror.look()
+
+    def start_mirror(self) -> None:
+        """Write tensorboard/ from now on; metrics.jsonl is cut back by now."""
+        if self.writes:
+            self._maybe_mirror = Mirror(self.run, self.attempt)
+            self._maybe_mirror.start()
+
+    def end_mirror(self) -> None:
+        """Return once tensorboard/ says all that metrics.jsonl says."""
+        if self._maybe_mirror is not None:
+            self._maybe_mirror.end()
 
     def metrics_size(self) -> int:
         """Bytes of metrics.jsonl: the place that a checkpoint points to, once it has synced the file."""

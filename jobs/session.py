@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunFolder
-from cluster.signals import StopFlag
-from cluster.spec import JobSpec
+from cluster.signals import STOP_SIGNALS, StopFlag
+from cluster.spec import JobSpec, check_packages
 from jobs import alarm
 from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
@@ -21,6 +21,7 @@ from jobs.deadlines import Deadlines
 from jobs.device import choose_device, environment_of, use_device
 from jobs.failure import Whereabouts
 from jobs.faults import Faults
+from jobs.interfaces import check_interfaces
 from jobs.lookups import dns_silenced
 from jobs.loop import Loop
 from jobs.metrics import Recorder
@@ -68,9 +69,11 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
 
     What this rank can find wrong by itself comes first: the others need not wait for it.
     """
+    check_packages(spec)
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
     use_device(device, spec)
+    check_interfaces("nccl" if device.type == "cuda" else "gloo", environ)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
     told_attempt = int(environ.get(ATTEMPT_VARIABLE, "1"))  # without a supervisor it is known only once all have met
@@ -89,6 +92,8 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
             timeout=timedelta(seconds=COLLECTIVE_S),
         )
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    for name, handler in stop.take_back().items():
+        log.warning("%s was handled by %r: a library took it; it stops the run again", name, handler)
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     watch.at("preparing", 0)
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
@@ -112,6 +117,8 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
     model = build_model(spec.train.model, session.data.num_classes).to(device)
     optimizer = build_optimizer(model, spec.train)
     state, length = restore(model, optimizer, session.control, recorder, length=length, environment=environment)
+    if spec.train.tensorboard:
+        recorder.start_mirror()  # restore has cut metrics.jsonl back
     announce(recorder, session, length, state)
     faults = session.faults
     faults.announce()
@@ -152,7 +159,7 @@ def announce(recorder: Recorder, session: Session, length: Length, state: TrainS
     recorder.start_beating()
     log.info("run folder: %s", session.run.path)
     log.info(
-        "%s on %d ranks (%s), %s, global batch %d, %d steps in all, from step %d",
+        "%s on %d ranks (%s), %s, global batch %d, %d steps in all, from step %d, stops on %s",
         session.spec.train.model,
         session.env.world_size,
         session.env.launcher,
@@ -160,6 +167,7 @@ def announce(recorder: Recorder, session: Session, length: Length, state: TrainS
         length.global_batch,
         length.total_steps,
         state.step,
+        ", ".join(number.name for number in STOP_SIGNALS),
     )
 
 

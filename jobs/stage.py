@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cluster.runs import write_json
 from cluster.spec import DatasetSpec, SpecError, faults_allowed, load_spec
 from jobs.cifar import read_cifar
 from jobs.data import CIFAR_KINDS, STAGED_FORMAT_VERSION, DataError, open_staged
@@ -62,6 +63,7 @@ def stage(dataset: DatasetSpec) -> Path:
     try:
         source = _read_source(dataset)
         _publish(_staged_form(dataset.kind, source), dataset.staged_path)
+        write_json(dataset.staged_note, _numbers(source))
     except OSError as error:
         raise DataError(
             f"cannot stage into {dataset.staged_path}: {error}: check the path, its rights and quota"
@@ -92,6 +94,15 @@ def _staged_form(kind: str, source: Source) -> dict[str, Any]:
         "std": std,
         "origin": source.origin,
         "md5_checked": source.md5_checked,
+    }
+
+
+def _numbers(source: Source) -> dict[str, Any]:
+    """How much there is; the dry run of a submission reads it."""
+    return {
+        "num_train": len(source.train.labels),
+        "num_test": len(source.test.labels),
+        "num_classes": len(source.classes),
     }
 
 

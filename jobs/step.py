@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from cluster.spec import JobSpec
 from jobs.augment import augment, normalize
 from jobs.data import DataSet, epoch_order, global_batch_ids, share_of, steps_per_epoch
 from jobs.optim import lr_at
+from jobs.pace import OwnClock, Span
 from jobs.state import TrainState
 
 
@@ -50,16 +51,16 @@ def num_micro_batches(spec: JobSpec, global_batch: int, world_size: int) -> int:
     return max(spec.world_size, world_size)
 
 
-class HostLoss:
-    """A loss on its way from the device to the host, read one step later so that no step waits for it."""
+class HostNumber:
+    """A number on its way from the device to the host, read one step later so that no step waits for it."""
 
-    def __init__(self, loss: Tensor) -> None:
-        """loss: float32 (), on the device of the model."""
+    def __init__(self, number: Tensor) -> None:
+        """number: float32 (), on the device of the model."""
         self._event: torch.cuda.Event | None = None
-        self._value = loss.detach()
-        if loss.is_cuda:
-            self._value = torch.empty((), dtype=loss.dtype, pin_memory=True)
-            self._value.copy_(loss.detach(), non_blocking=True)
+        self._value = number.detach()
+        if number.is_cuda:
+            self._value = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._value.copy_(number.detach(), non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -68,6 +69,18 @@ class HostLoss:
         if self._event is not None:
             self._event.synchronize()
         return float(self._value)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one step has made."""
+
+    ids: Tensor  # of the global batch's samples, int64 (n,)
+    loss: Tensor  # this rank's sum of losses, float32 ()
+    lr: float
+    maybe_grad_norm: Tensor | None  # of the gradient over all parameters, before clipping, float32 (); if asked for
+    own: Span  # this rank's passes, without the wait for the others
+    pieces: int  # micro-batches of this rank, at least 1
 
 
 @dataclass
@@ -82,18 +95,28 @@ class Stepper:
     optimizer: torch.optim.SGD
     length: Length
     _order: tuple[int, Tensor] | None = None  # (epoch, sample ids)
+    clock: OwnClock = field(init=False)
 
-    def make(self, state: TrainState, before_update: Callable[[], None]) -> tuple[Tensor, Tensor, float]:
+    def __post_init__(self) -> None:
+        """The clock hooks on to the model."""
+        self.clock = OwnClock(self.ddp.module, self.device)
+
+    def make(self, state: TrainState, before_update: Callable[[], None], *, with_norm: bool = False) -> Made:
         """Make the step that follows a position.
 
-        before_update: called when the weights are about to change.
-
-        Returns the global batch's sample ids, int64 (n,); this rank's sum of losses, float32 (); the learning rate.
+        before_update: called when the weights are about to change.  with_norm: whether to measure the gradient, which
+        changes nothing.  The clock was begun by the caller.
         """
         ids = self.batch_ids(state)
         loss = self.forward_backward(ids, state)
+        own = self.clock.span()
         before_update()
-        return ids, loss, self.update(state)
+        norm = self.clip(with_norm=with_norm)
+        return Made(ids, loss, self.update(state), norm, own, max(1, len(self.own_micro_batches())))
+
+    def own_micro_batches(self) -> list[int]:
+        """Numbers of this rank's micro-batches."""
+        return share_of(torch.arange(self.length.micro_batches), self.env.rank, self.env.world_size).tolist()
 
     def batch_ids(self, state: TrainState) -> Tensor:
         """Sample ids of the next global batch, int64 (n,)."""
@@ -110,7 +133,7 @@ class Stepper:
         DDP averages gradients over ranks, so each rank's loss is weighted by world size / global batch.  Ranks share
         the micro-batches; all sum their gradients in the backward pass of their last one.
         """
-        numbers = share_of(torch.arange(self.length.micro_batches), self.env.rank, self.env.world_size).tolist()
+        numbers = self.own_micro_batches()
         losses = []
         for number in numbers[:-1]:
             with self.ddp.no_sync():
@@ -149,11 +172,20 @@ class Stepper:
         )
         return normalize(images, self.data.mean, self.data.std), self.data.train_labels[ids]
 
+    def clip(self, *, with_norm: bool) -> Tensor | None:
+        """Clip the gradient where the spec says so; returns its norm before that, float32 (), where it was measured."""
+        limit = self.spec.train.clip_grad_norm
+        if limit is not None:
+            return nn.utils.clip_grad_norm_(self.ddp.parameters(), limit)
+        if not with_norm:
+            return None
+        return nn.utils.get_total_norm(
+            [parameter.grad for parameter in self.ddp.parameters() if parameter.grad is not None]
+        )
+
     def update(self, state: TrainState) -> float:
-        """Clip, set the learning rate, step, clear gradients; returns the rate."""
+        """Set the learning rate, step, clear gradients; returns the rate."""
         train = self.spec.train
-        if train.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.ddp.parameters(), train.clip_grad_norm)
         lr = lr_at(
             state.step,
             base_lr=train.lr,

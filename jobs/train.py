@@ -27,12 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = StopFlag()
     stop.install()  # before torch comes in: its threads would take the signals
     args = parse_arguments(argv)
-    where = Whereabouts(attempt=int(os.environ.get(ATTEMPT_VARIABLE, "0")), maybe_run_dir=args.run_dir)
-    make_logger("r?????")
+    attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
+    where = Whereabouts(attempt=attempt, maybe_run_dir=args.run_dir, environ=os.environ)
+    make_logger("r?????", os.environ)
     try:
         env = read_rank(os.environ, args.local_rank)
         where.rank = env.rank
-        make_logger(f"r{env.rank:05d}", level=logging.INFO if env.rank == 0 else logging.WARNING)
+        make_logger(f"r{env.rank:05d}", os.environ, level=logging.INFO if env.rank == 0 else logging.WARNING)
         spec = load_spec(
             args.spec,
             args.overrides,
@@ -73,6 +74,7 @@ def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, bega
     os.environ.update(network_variables(env, os.environ))
     session = join(spec, env, stop, where, os.environ)
     where.maybe_run_dir, where.attempt = session.run.path, session.attempt
+    session.run.take_umask()
     if is_finished(session):
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
         return EXIT_FINISHED

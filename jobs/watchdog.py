@@ -26,6 +26,7 @@ from jobs.board import Board
 from jobs.deadlines import Deadlines, Phase
 from jobs.failure import Whereabouts
 from jobs.hang import Finding, publish
+from jobs.pace import Pace, Work
 from jobs.stacks import Accused, Seen, Stacks, accuse, merged, missing, own_stacks
 
 log = logging.getLogger("run")
@@ -58,6 +59,8 @@ class Watch:
         self._is_over = False
         self._wake = threading.Event()
         self._beats = itertools.count()
+        self._work = Work()
+        self.pace = Pace()  # rank 0's judgement
 
     def at(self, phase: Phase, step: int) -> None:
         """Say that this rank has come to another place; costs microseconds, for the main thread only."""
@@ -68,6 +71,10 @@ class Watch:
             self.deadlines.learn(now_s - before.since_s)
         if is_news:  # other deadlines hold from here on
             self._wake.set()
+
+    def worked(self, seconds: float, pieces: int) -> None:
+        """Say what this rank's own part of a step was: seconds for a number of micro-batches."""
+        self._work = self._work.plus(seconds, pieces)
 
     def start(
         self, store: Store, spec: JobSpec, env: RankEnv, where: Whereabouts, stop: StopFlag, environ: Mapping[str, str]
@@ -101,11 +108,13 @@ class Watch:
         self._wake.set()
 
     def _say(self) -> dict[str, object]:
-        place = self._place
+        place, work = self._place, self._work
         return {
             "phase": place.phase,
             "step": place.step,
             "host": socket.gethostname(),
+            "own_s": work.seconds,
+            "pieces": work.pieces,
             "beat": next(self._beats),
         }
 
@@ -121,6 +130,8 @@ class Watch:
             place = self._place
             limit_s = self.deadlines.limit_s(place.phase)
             alarm.wind(limit_s)
+            if self._env.rank == 0:
+                self.pace.look(dict(self._board.heard), self._clock_s)
             self._heed_stop(place, now_s)
             self._heed_clock(place, limit_s)
         self._board.end()

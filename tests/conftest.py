@@ -1,5 +1,6 @@
 """Fixtures that real runs share."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from cluster.owner import is_alive
 from cluster.runs import RunFolder
-from tests.training import REPOSITORY, command, environment, newest_run, submit, write_spec
+from tests.training import REPOSITORY, SECRETS, command, environment, newest_run, submit, write_spec
 
 StartSupervisor = Callable[[Path], "subprocess.Popen[bytes]"]
 
@@ -26,11 +27,19 @@ def staged_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """What a test's run folder makes of it ends with the test."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, staged_data: Path) -> RunFolder:
     """training.SPEC at 4 ranks on this machine, with nothing happening to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = submit(write_spec(folder, staged_data), environ=environment(folder))
+    done = submit(write_spec(folder, staged_data), environ=environment(folder, SECRETS))
     assert done.returncode == 0, done.stderr
     return newest_run(folder)
 

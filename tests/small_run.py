@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, Store  # type: ignore[attr-defined]  # public, not in __all__
 
 from cluster.rank import RankEnv
-from cluster.runs import RunFolder, read_lines
+from cluster.runs import MEASURED, RunFolder, read_lines
 from cluster.signals import STOP_SIGNALS, StopFlag
 from cluster.spec import CheckpointSpec, DatasetSpec, JobSpec, TrainSpec, dump_spec
 from jobs.control import Control
@@ -122,5 +122,4 @@ def undisturbed(spec: JobSpec, group: dist.ProcessGroup, name: str = "run") -> L
 
 def metrics_of(run: RunFolder) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl but for what differs between equal runs."""
-    varying = ("attempt", "images_per_s")
-    return [{key: value for key, value in line.items() if key not in varying} for line in read_lines(run.metrics)]
+    return [{key: value for key, value in line.items() if key not in MEASURED} for line in read_lines(run.metrics)]

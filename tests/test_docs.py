@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.spec_reference import render
+from docs.spec_reference import render, render_schema
 from tests.test_finish import CONTRACT
 from tests.training import REPOSITORY
 
@@ -16,6 +16,10 @@ PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 
 def test_spec_page_is_what_the_docstrings_say() -> None:
     assert (REPOSITORY / "docs/spec.md").read_text() == render(), "run: python -m docs.spec_reference"
+
+
+def test_schema_is_what_the_models_say() -> None:
+    assert (REPOSITORY / "docs/spec.schema.json").read_text() == render_schema(), "run: python -m docs.spec_reference"
 
 
 def test_run_folder_page_names_every_key_of_the_summary() -> None:

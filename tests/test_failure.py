@@ -66,6 +66,16 @@ def raised(text: str) -> Exception:
         return error
 
 
+def test_record_of_a_failure_never_holds_the_value_of_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "failures").mkdir()
+    where = Whereabouts(attempt=1, maybe_run_dir=tmp_path, environ={"HF_TOKEN": "abcdefgh"})
+    record(raised("no access with abcdefgh"), "exception", 1, where)
+    (path,) = (tmp_path / "failures").iterdir()
+    content = json.loads(path.read_text())
+    assert content["exception"] == "OSError: [Errno 28] no access with [hidden]"
+    assert "abcdefgh" not in path.read_text()
+
+
 def test_first_record_of_a_rank_stays(tmp_path: Path) -> None:
     (tmp_path / "failures").mkdir()
     where = Whereabouts(rank=17, attempt=2, maybe_run_dir=tmp_path)
@@ -94,7 +104,7 @@ from pathlib import Path
 from cluster.runs import SupersededError, UsageError, make_logger
 from jobs.failure import Whereabouts, leave
 
-make_logger("r00003")
+make_logger("r00003", {})
 errors = {"UsageError": UsageError("mend this"), "SupersededError": SupersededError("attempt 9 owns it")}
 try:
     raise errors.get(sys.argv[1], RuntimeError("boom"))
@@ -181,7 +191,7 @@ from pathlib import Path
 from cluster.runs import make_logger
 from jobs.failure import Whereabouts, leave
 
-make_logger("r00003")
+make_logger("r00003", {})
 threading.Timer(0.5, lambda: os._exit(76)).start()
 where = Whereabouts(rank=3, attempt=2, maybe_run_dir=Path.cwd(), is_being_ended=True)
 leave(RuntimeError("Connection closed by peer"), where)

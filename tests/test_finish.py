@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from cluster.runs import RunFolder, SupersededError, write_json
 from jobs.digest import weights_sha256
-from jobs.finish import finish, held_seconds, is_break, num_preemptions, summarize
+from jobs.finish import finish, held_seconds, is_broken, num_preemptions, summarize
 from jobs.loop import Loop
 from tests.small_run import lone_group, make_spec, undisturbed
 
@@ -91,9 +91,22 @@ def test_run_that_was_changed_on_the_way_is_not_bit_exact(
     assert summarize(loop, "")["bit_exact"] is False
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("submitting submitted finished", False),
+        ("submitted extended submitting submission_refused submitting submitted", False),
+        ("submitted extended submitting submitted extended submitting submission_refused submitting submitted", True),
+        ("submitted extended submitting attempt_started", True),
+    ],
+)
+def test_extension_that_slurm_refused_changes_nothing(names: str, expected: bool) -> None:
+    assert is_broken([{"event": name} for name in names.split()]) is expected
+
+
 @pytest.mark.parametrize(("attempt", "is_exact"), [(1, True), (2, False)])
 def test_run_whose_code_was_changed_between_attempts_is_not_bit_exact(attempt: int, is_exact: bool) -> None:
-    assert is_break({"event": "code_drift", "attempt": attempt}) is not is_exact
+    assert is_broken([{"event": "code_drift", "attempt": attempt}]) is not is_exact
 
 
 def test_superseded_attempt_publishes_nothing(tmp_path: Path, group: dist.ProcessGroup) -> None:

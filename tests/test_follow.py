@@ -1,20 +1,20 @@
-"""Following a run: what is shown of it, and who counts as alive."""
+"""Following a run: when it is over, how it is told to have ended, and who counts as alive."""
 
 import io
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cluster.follow import LocalWatch, LogCopy, OccasionalLines, SlurmWatch, is_running, progress_text, tell_result
+from cluster.follow import LocalWatch, RunWatch, is_running, tell_result
+from cluster.reasons import explain
+from cluster.run_state import RunState
 from cluster.runs import RunFolder, write_json
-from tests.executables import put_answer
+from tests.executables import put_answer, put_executable
+from tests.training import REPOSITORY
 
-BEAT = {"phase": "training", "step": 120, "total_steps": 960, "steps_per_epoch": 32, "global_batch": 64}
 SUMMARY = {"test_accuracy": 0.91234, "epochs": 30, "steps": 960, "images_per_s": 512.4, "wall_s": 61.25}
 
 
@@ -23,34 +23,6 @@ def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "demo" / "a")
     folder.make()
     return folder
-
-
-@pytest.mark.parametrize(
-    ("beat", "text"),
-    [
-        (
-            BEAT | {"loss": 1.2341, "accuracy": 0.65, "images_per_s": 512.4},
-            "training: step 120/960, epoch 4/30, loss 1.234, accuracy 0.6500, 512 images/s, 1:44 left",
-        ),
-        (BEAT, "training: step 120/960, epoch 4/30"),
-        (BEAT | {"step": 0, "phase": "saving"}, "saving: step 0/960, epoch 1/30"),
-        (BEAT | {"step": 960, "phase": "evaluating"}, "evaluating: step 960/960, epoch 30/30"),
-        (BEAT | {"step": 33, "total_steps": 40}, "training: step 33/40, epoch 2/2"),
-        (BEAT | {"images_per_s": 0.0}, "training: step 120/960, epoch 4/30"),
-        ({"phase": "starting", "step": 0}, "starting: step 0/0, epoch 0/0"),
-    ],
-    ids=[
-        "all",
-        "no figures yet",
-        "first step",
-        "last step",
-        "part of an epoch",
-        "very slow",
-        "before the length is known",
-    ],
-)
-def test_progress_is_one_line(beat: dict[str, Any], text: str) -> None:
-    assert progress_text(beat) == text
 
 
 def test_process_runs_until_it_has_ended_even_if_nobody_has_waited_for_it() -> None:
@@ -87,53 +59,98 @@ def test_local_run_is_over_with_its_verdict_or_when_nobody_is_left_to_write_one(
 @pytest.mark.parametrize(
     ("answer", "exit_code", "over", "waits_for"),
     [
-        ("PENDING|Resources||10:00\n", 0, False, "PENDING (Resources)"),
-        ("RUNNING|None|n1|9:00\n", 0, False, "RUNNING"),
-        ("TIMEOUT|TimeLimit|n1|0:00\n", 0, True, "TIMEOUT (TimeLimit)"),
-        ("", 0, True, "gone"),
-        ("", 1, False, "PENDING"),
+        (
+            "17|PENDING|N/A|10:00|||Resources|RUN/job",
+            0,
+            False,
+            "pending: Resources: it is next, once enough nodes are free",
+        ),
+        ("17|RUNNING|2026-01-02T03:04:05|9:00|n1||None|RUN/job", 0, False, "starting"),
+        (
+            "17|TIMEOUT|N/A|0:00|n1||TimeLimit|RUN/job",
+            0,
+            True,
+            "failed: job 17 ended as TIMEOUT (TimeLimit) before it had started any rank: no such folder",
+        ),
+        (
+            "17|PENDING|N/A|10:00|||DependencyNeverSatisfied|RUN/job",
+            0,
+            True,
+            f"failed: DependencyNeverSatisfied: {explain('DependencyNeverSatisfied').text}",
+        ),
+        ("", 0, True, "failed: job 17 is gone before it had started any rank: no such folder"),
+        ("", 1, False, "pending"),
     ],
-    ids=["waiting", "running", "ended", "forgotten", "no answer"],
+    ids=["waiting", "running", "ended", "waiting in vain", "forgotten", "no answer"],
 )
 def test_slurm_job_is_over_only_when_slurm_says_so(
     tmp_path: Path, run: RunFolder, answer: str, exit_code: int, over: bool, waits_for: str
 ) -> None:
-    put_answer(tmp_path, "squeue", answer, "Socket timed out\n" * exit_code, exit_code)
-    watch = SlurmWatch(run, "17", {"PATH": str(tmp_path)}, _asked_s=-1000.0)
+    run.append_event("submitted", attempt=0, job_id="17", route="slurm")
+    run.batch_log("17").write_text("no such folder\n")
+    errors = "Socket timed out\n" * exit_code
+    put_answer(tmp_path, "squeue", answer.replace("RUN/", f"{run.path}/"), errors, exit_code)
+    watch = RunWatch(run, {"PATH": str(tmp_path)}, _asked_s=-1000.0)
     assert (watch.is_over(), watch.waits_for()) == (over, waits_for)
 
 
 def test_finished_run_is_over_whatever_slurm_says(tmp_path: Path, run: RunFolder) -> None:
     run.summary.write_text("{}")
-    assert SlurmWatch(run, "17", {"PATH": str(tmp_path)}).is_over()
+    assert RunWatch(run, {"PATH": str(tmp_path)}).is_over()
 
 
-def test_log_is_copied_once_from_the_first_new_attempt_on(run: RunFolder) -> None:
-    out = io.StringIO()
-    copy = LogCopy(run, previous_attempt=1, out=out)
-    for text in ("old\n", "one\n", "two\n"):
-        run.attempt_log(run.claim_attempt({})).write_text(text)
-    copy.copy()
-    with run.attempt_log(3).open("a") as log:
-        log.write("three\n")
-    copy.copy()
-    assert out.getvalue() == "one\ntwo\nthree\n"
+def test_slurm_is_asked_soon_after_news_and_then_less_and_less_often(tmp_path: Path, run: RunFolder) -> None:
+    put_executable(
+        tmp_path, "squeue", f"echo asked >> {tmp_path}/count; echo '17|RUNNING|N/A|1:00|n1||None|{run.path}'"
+    )
+    run.append_event("submitted", attempt=0, job_id="17", route="slurm")
+    watch = RunWatch(run, {"PATH": str(tmp_path)})
+    pauses = []
+    for _ in range(7):
+        watch._asked_s = -1000.0
+        assert not watch.is_over()
+        pauses.append(watch._pause_s)
+    assert pauses == [2, 4, 8, 16, 30, 30, 30]
+    assert not watch.is_over()  # it was asked just now
+    assert (tmp_path / "count").read_text() == "asked\n" * 7
+    run.claim_attempt({"job_id": "17"})
+    assert not watch.is_over()
+    assert watch._pause_s == 1
 
 
-def test_line_without_a_terminal_is_printed_when_it_is_new(capsys: pytest.CaptureFixture[str]) -> None:
-    say = OccasionalLines(last_s=-1000.0)
-    say("one")
-    say("two")  # too soon
-    say.last_s = time.monotonic() - 1000.0
-    say("one")
-    say("three")
-    assert capsys.readouterr().out == "one\nthree\n"
+def test_slurm_is_asked_ever_less_often_while_it_does_not_answer(
+    tmp_path: Path, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_answer(tmp_path, "squeue", errors="slurm_load_jobs error: Socket timed out\n", exit_code=1)
+    run.append_event("submitted", attempt=0, job_id="17", route="slurm")
+    watch = RunWatch(run, {"PATH": str(tmp_path)}, _pause_s=50.0, _seen=(0, False))
+    pauses = []
+    for _ in range(3):
+        watch._asked_s = -1000.0
+        assert not watch.is_over()
+        pauses.append(watch._pause_s)
+    assert pauses == [100, 120, 120]
+    said = "Slurm does not answer; asking again: exit code 1: slurm_load_jobs error: Socket timed out\n"
+    assert capsys.readouterr().err == 3 * said
+
+
+def test_job_that_never_starts_is_told_once(tmp_path: Path, run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    put_answer(tmp_path, "squeue", f"17|PENDING|N/A|10:00|||PartitionTimeLimit|{run.path}/job")
+    run.append_event("submitted", attempt=0, job_id="17", route="slurm")
+    watch = RunWatch(run, {"PATH": str(tmp_path)})
+    for _ in range(2):
+        watch._asked_s = -1000.0
+        assert not watch.is_over()
+    expected = (
+        "job 17 never starts: PartitionTimeLimit: time_limit is above the partition's MaxTime\nto end it: scancel 17\n"
+    )
+    assert capsys.readouterr().err == expected
 
 
 def tell(run: RunFolder) -> tuple[int, str]:
     """How the second attempt's submission is told to have ended."""
     out = io.StringIO()
-    watch = SlurmWatch(run, "17", {}, state="FAILED", reason="NonZeroExitCode")
+    watch = RunWatch(run, {}, state=RunState("failed", "job 17 ended as FAILED (NonZeroExitCode)"))
     return tell_result(run, watch, 1, out), out.getvalue()
 
 
@@ -162,7 +179,8 @@ def test_finished_run_is_told_with_its_figures(run: RunFolder) -> None:
             1,
             {},
             1,
-            "failed: no rank left a word (job: FAILED (NonZeroExitCode))\nlog: {run}/submitit\nto go on: {resume}",
+            "failed: no rank left a word (failed: job 17 ended as FAILED (NonZeroExitCode))\nlog: {run}/submitit\n"
+            "to go on: {resume}",
         ),
     ],
     ids=["stopped", "failed", "no attempt"],
@@ -182,3 +200,33 @@ def test_unfinished_run_is_told_with_its_reason_and_the_way_on(
     assert tell(run) == (exit_code, "")
     resume = f"python -m cluster.submit --resume {run.path}"
     assert capsys.readouterr().err == said.format(resume=resume, run=run.path) + "\n"
+
+
+FOLLOW = """
+import dataclasses, os, sys
+from pathlib import Path
+from cluster.follow import follow
+from cluster.runs import RunFolder
+from tests.test_launch import make_plan
+run = RunFolder(Path(sys.argv[1]))
+plan = dataclasses.replace(make_plan("true"), cluster="slurm")
+sys.exit(follow(run, plan, "17", os.environ, previous_attempt=0, show_log=False, quiet=False))
+"""
+
+
+def test_reader_who_leaves_leaves_the_job_alone_and_is_told_so(tmp_path: Path, run: RunFolder) -> None:
+    run.append_event("submitted", attempt=0, job_id="17", route="slurm")
+    put_answer(tmp_path, "squeue", f"17|PENDING|N/A|10:00|||Resources|{run.path}/job\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", FOLLOW, str(run.path)],
+            env={**os.environ, "PATH": str(tmp_path)},
+            cwd=REPOSITORY,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    expected = f"job 17 goes on; to end it: scancel 17; run folder: {run.path}\n"
+    assert (done.returncode, done.stderr) == (130, expected)

@@ -18,6 +18,9 @@ STANDARD = sys.stdlib_module_names | {"cluster"}
 BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
     "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints",
+    "site", "site_answers", "features",
+    "disk", "prune",
+    "status", "logs", "why", "follow", "comment",
     "start", "setup", "container", "worktree", "code", "provenance", "keep",
 )  # fmt: skip
 
@@ -86,7 +89,13 @@ def test_only_the_supervisor_decides_what_an_end_means() -> None:
         "cluster.verdict": ["cluster/chain.py", "cluster/history.py", "cluster/supervise.py"],
         "cluster.requeue": ["cluster/exclude.py", "cluster/history.py", "cluster/supervise.py"],
         "cluster.history": ["cluster/supervise.py"],
-        "cluster.job": ["cluster/chain.py", "cluster/history.py", "cluster/predecessor.py", "cluster/supervise.py"],
+        "cluster.job": [
+            "cluster/chain.py",
+            "cluster/comment.py",
+            "cluster/history.py",
+            "cluster/predecessor.py",
+            "cluster/supervise.py",
+        ],
     }
 
 

@@ -152,6 +152,21 @@ def has_pending_signal(pid: int) -> bool:
     return int(Path(f"/proc/{pid}/status").read_text().split("ShdPnd:")[1].split()[0], 16) != 0
 
 
+@pytest.mark.long
+def test_reader_who_leaves_ends_the_run_saved(tmp_path: Path, staged_data: Path) -> None:
+    spec = write_spec(tmp_path, staged_data)
+    line = f"{' '.join(command('cluster.submit', spec, 'train.epochs=400'))} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment(tmp_path), cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    run = training.newest_run(tmp_path)
+    assert done.stdout == f"submitted to this machine; run folder: {run.path}\n75\n"
+    step = events_of(run, "stopped")[0]["step"]
+    said = f"stopped (SIGTERM), saved at step {step}; to go on: python -m cluster.submit --resume {run.path}"
+    assert done.stderr.splitlines() == ["stopping: the run is saved first", said]
+    training.wait_for("all processes to end", lambda: not training.processes_of(run))
+
+
 def test_other_seed_gives_other_digests_and_one_rank_the_same_samples(
     tmp_path: Path, staged_data: Path, undisturbed: RunFolder
 ) -> None:
@@ -333,3 +348,14 @@ def test_term_to_torchrun_saves_on_all_ranks_before_it_kills_them(
     told = run.read_events()[-2:]
     assert [event["event"] for event in told] == ["checkpoint_saved", "stopped"]
     assert told[0]["step"] == told[1]["step"]
+
+
+def test_nothing_of_a_run_holds_the_value_of_a_secret(undisturbed: RunFolder) -> None:
+    (value,) = training.SECRETS.values()
+    found = [path for path in undisturbed.path.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
+    assert found == []
+
+
+def test_run_folder_and_all_in_it_are_their_owners_alone(undisturbed: RunFolder) -> None:
+    assert undisturbed.path.stat().st_mode & 0o777 == 0o700
+    assert [path for path in undisturbed.path.rglob("*") if path.stat().st_mode & 0o077] == []

@@ -1,5 +1,6 @@
 """One rank, whole runs: stopped or killed at every boundary there is, and gone on with."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cluster.runs import RunFolder
+from cluster.runs import MEASURED, RunFolder, read_lines
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec
 from jobs.control import Control
 from jobs.deadlines import Phase
 from jobs.digest import weights_sha256
-from jobs.loop import Loop, NanLossError
+from jobs.loop import Loop, NanLossError, percentile
+from jobs.pace import SlowRank
 from jobs.state import TrainState
 from jobs.watchdog import Watch
 from tests.small_run import (
@@ -219,3 +221,59 @@ def test_watch_is_told_of_every_step_save_and_piece_of_an_evaluation(tmp_path: P
         ("evaluating", 3),
         ("saving", 3),
     ]
+
+
+def test_line_of_a_step_has_all_its_keys_and_that_of_an_evaluation_two_more(straight: Loop) -> None:
+    lines = list(read_lines(straight.recorder.run.metrics))
+    keys = ["step", "epoch", "loss", "lr", "grad_norm", *MEASURED]
+    assert sorted(lines[0]) == sorted(keys)
+    assert sorted(lines[5]) == sorted([*keys, "test_accuracy", "test_loss"])
+    assert all(0 < line["step_ms_p50"] <= line["step_ms_p95"] for line in lines)
+    assert all(10 < line["memory_mib"] < 1e5 for line in lines)
+
+
+def test_measuring_the_gradient_changes_no_bit(spec: JobSpec, group: dist.ProcessGroup, straight: Loop) -> None:
+    rarely = spec.model_copy(update={"train": spec.train.model_copy(update={"log_every_steps": 100})})
+    loop = undisturbed(rarely, group, "rarely")
+    lines = {line["step"]: line for line in metrics_of(straight.recorder.run)}
+    assert metrics_of(loop.recorder.run) == [lines[step] for step in (3, 6, 8)]
+    assert weights_sha256(loop.model.state_dict()) == weights_sha256(straight.model.state_dict())
+
+
+def test_norm_is_that_of_the_gradient_before_it_is_clipped(
+    spec: JobSpec, group: dist.ProcessGroup, straight: Loop
+) -> None:
+    norm = metrics_of(straight.recorder.run)[0]["grad_norm"]
+    clipped = spec.model_copy(update={"train": spec.train.model_copy(update={"clip_grad_norm": norm / 2})})
+    assert metrics_of(undisturbed(clipped, group, "clipped").recorder.run)[0]["grad_norm"] == norm
+    loop = start_attempt(spec, run := make_run(spec, "by_hand"), Control(group, StopFlag()), claim(run))
+    loop.stepper.forward_backward(loop.stepper.batch_ids(loop.state), loop.state)
+    squares = [float((parameter.grad**2).sum()) for parameter in loop.model.parameters() if parameter.grad is not None]
+    assert norm == pytest.approx(sum(squares) ** 0.5, rel=1e-5)
+    loop.recorder.stop_beating()
+
+
+@pytest.mark.parametrize(
+    ("count", "percent", "expected"), [(1, 50, 1), (1, 95, 1), (2, 50, 1), (3, 50, 2), (10, 95, 10), (100, 95, 95)]
+)
+def test_percentile_is_one_of_the_values(count: int, percent: int, expected: int) -> None:
+    assert percentile([float(number) for number in range(1, count + 1)], percent) == expected
+
+
+def test_slow_rank_is_told_once(
+    spec: JobSpec, group: dist.ProcessGroup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(spec, "slow_rank")
+    loop = start_attempt(spec, run, Control(group, StopFlag()), claim(run))
+    news = [None, SlowRank(3, "n2", 2.5)]
+    monkeypatch.setattr(loop.watch.pace, "maybe_news", lambda: news.pop(0) if news else None)
+    loop.watch.pace.maybe_slowest = 3
+    with caplog.at_level(logging.WARNING, logger="run"):
+        assert loop.run()
+    loop.recorder.stop_beating()
+    told = [{key: event[key] for key in ("rank", "host", "factor")} for event in events_of(loop, "slow_rank")]
+    assert told == [{"rank": 3, "host": "n2", "factor": 2.5}]
+    assert caplog.messages == [
+        "rank 3 on n2 is slow: its own part of a step takes 2.5 times as long as the others' (median)"
+    ]
+    assert {line["slowest_rank"] for line in read_lines(run.metrics)} == {3}

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,13 @@ def recorder(run: RunFolder) -> Recorder:
 
 def files_of(run: RunFolder) -> list[str]:
     return sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file())
+
+
+def lines_of(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, each of which says when it was written."""
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [line.pop("time")[-1] for line in lines] == ["Z"] * len(lines)
+    return lines
 
 
 def test_other_ranks_write_nothing(run: RunFolder) -> None:
@@ -58,14 +66,14 @@ def test_lines_behind_the_checkpoint_are_taken_back(run: RunFolder, recorder: Re
     with run.metrics.open("a") as file:
         file.write('{"step": 3, "lo')  # a kill in the middle of a line
     recorder.cut_metrics(size)
-    recorder.metrics_line({"step": 2, "attempt": 2})
-    assert run.metrics.read_text() == '{"step": 1}\n{"step": 2, "attempt": 2}\n'
+    recorder.metrics_line({"step": 2, "loss": 0.5})
+    assert lines_of(run) == [{"step": 1, "attempt": 1}, {"step": 2, "loss": 0.5, "attempt": 1}]
 
 
 def test_nothing_is_taken_back_of_a_file_that_is_shorter(run: RunFolder, recorder: Recorder) -> None:
     recorder.metrics_line({"step": 1})
     recorder.cut_metrics(10_000)
-    assert run.metrics.read_text() == '{"step": 1}\n'
+    assert lines_of(run) == [{"step": 1, "attempt": 1}]
 
 
 def test_file_without_lines_has_size_0_before_and_after_it_is_made(run: RunFolder, recorder: Recorder) -> None:

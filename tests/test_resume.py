@@ -50,8 +50,8 @@ def test_free_keys_change_the_frozen_spec_only_when_committed(tmp_path: Path) ->
     resumption = prepare_resumption(run, changes, slurm_says(tmp_path, "TIMEOUT"))
     assert (resumption.run, resumption.is_done, run.spec.read_text()) == (run, False, before)
     resumption.commit()
-    assert load_spec(run.spec, cwd=run.path) == resumption.spec
-    assert resumption.spec.time_limit == "2:00:00"
+    assert load_spec(run.spec, cwd=run.path) == resumption.sourced.spec
+    assert resumption.sourced.spec.time_limit == "2:00:00"
     assert sorted(path.name for path in run.path.iterdir() if path.is_file()) == ["events.jsonl", "spec.yaml"]
 
 
@@ -63,14 +63,14 @@ def test_free_keys_change_the_frozen_spec_only_when_committed(tmp_path: Path) ->
             "nodes=2",
             "nodes: fixed since the run began (nodes may change in a run with train.global_batch_size); a resumption "
             "may change checkpoint.every_minutes, checkpoint.every_steps, checkpoint.save_timeout_s, code, partition, "
-            "python, time_limit, train.epochs, train.start_timeout_s, train.step_timeout_s",
+            "python, time_limit, train.epochs, train.start_timeout_s, train.step_timeout_s, train.tensorboard",
         ),
         (
             "global_batch_size: 32",
             "train.lr=0.5",
             "train.lr: fixed since the run began; a resumption may change checkpoint.every_minutes, "
             "checkpoint.every_steps, checkpoint.save_timeout_s, code, nodes, partition, python, time_limit, "
-            "train.epochs, train.start_timeout_s, train.step_timeout_s",
+            "train.epochs, train.start_timeout_s, train.step_timeout_s, train.tensorboard",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_key_that_is_part_of_the_run_is_fixed(tmp_path: Path, batch: str, overri
 
 def test_nodes_may_change_where_the_global_batch_stays(tmp_path: Path) -> None:
     run = make_run(tmp_path, f"{SLURM}train: {{global_batch_size: 32}}\n")
-    assert prepare_resumption(run, ["nodes=2"], slurm_says(tmp_path, "")).spec.nodes == 2
+    assert prepare_resumption(run, ["nodes=2"], slurm_says(tmp_path, "")).sourced.spec.nodes == 2
 
 
 def test_wrong_value_is_the_specs_error(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_wrong_value_is_the_specs_error(tmp_path: Path) -> None:
 def test_run_in_progress_can_only_be_made_longer(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     environ = slurm_says(tmp_path, "")
-    assert prepare_resumption(run, ["train.epochs=2"], environ).spec.train.epochs == 2
+    assert prepare_resumption(run, ["train.epochs=2"], environ).sourced.spec.train.epochs == 2
     run.append_event("checkpoint_saved", attempt=1, job_id="17", step=40)
     assert refused(run, ["train.epochs=2"], environ) == (
         "train.epochs: 2 is less than the run's 30, and 40 steps are done; a run in progress can only be made longer"

@@ -190,3 +190,43 @@ def test_log_line_that_cannot_be_written_ends_nothing() -> None:
         os.write(writer, b"x")
     LineHandler("r00000", writer).emit(logging.LogRecord("run", logging.INFO, __file__, 1, "text", (), None))
     os.close(writer)
+
+
+def test_log_line_never_holds_the_value_of_a_secret() -> None:
+    reader, writer = os.pipe()
+    handler = LineHandler("r00000", writer, environ={"HF_TOKEN": "abcdefgh", "NAME": "demo-name"})
+    handler.emit(logging.LogRecord("run", logging.INFO, __file__, 1, "%s and %s", ("abcdefgh", "demo-name"), None))
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert file.read().split(" I ")[1] == "[hidden] and demo-name\n"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_new_folder_and_what_is_written_in_it_are_as_readable_as_asked(tmp_path: Path, mode: int, umask: int) -> None:
+    os.umask(umask)
+    run = RunFolder(tmp_path / "runs" / "demo" / "a")
+    run.make(mode)
+    run.take_umask()
+    run.append_event("submitted", attempt=0, job_id="7")
+    write_json(run.heartbeat, {})
+    run.claim_attempt({})
+    (run.checkpoints / "bad").mkdir()
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in (run.path, *run.path.rglob("*"))}
+    assert modes == {True: mode, False: mode & 0o666}
+    assert run.path.parent.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_folder_that_exists_keeps_the_permissions_that_its_owner_gave_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    run.make()
+    run.path.chmod(0o2755)
+    run.make(0o700)
+    assert run.path.stat().st_mode & 0o7777 == 0o2755
+
+
+def test_new_folder_keeps_the_group_of_shared_storage(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2775)
+    run = RunFolder(tmp_path / "a")
+    run.make(0o750)
+    assert run.path.stat().st_mode & 0o7777 == run.logs.stat().st_mode & 0o7777 == 0o2750

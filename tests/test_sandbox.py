@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.sandbox_config import config_files, needs_cgroup_conf
+from cluster.sandbox_config import config_files, needs_cgroup_conf, slurmdbd_conf
 from cluster.sandbox_daemons import PROGRAMS, choose_port, missing_programs, without_slurm
 from cluster.sandbox_directory import MAX_DIRECTORY_BYTES, Sandbox, SandboxError, claim, load, remove_files
 from cluster.sandbox_hosts import add_names, host_lines, remove_names
@@ -96,6 +96,29 @@ def test_configuration_names_the_sandbox_own_ports_partitions_and_gpus() -> None
     ]
     assert files["gres.conf"] == "Name=gpu File=/tmp/s/gpus/gpu[0-1]\n"
     assert files["cgroup.conf"] == "CgroupPlugin=disabled\n"
+
+
+def test_accounting_adds_slurmdbd_and_preemption_by_qos() -> None:
+    plain = config_files(SANDBOX, user="ann", host="laptop")["slurm.conf"].splitlines()
+    lines = config_files(replace(SANDBOX, has_accounting=True), user="ann", host="laptop")["slurm.conf"].splitlines()
+    assert [line for line in plain if line not in lines] == ["PreemptType=preempt/partition_prio"]
+    assert [line for line in lines if line not in plain and not line.startswith("#")] == [
+        "PreemptType=preempt/qos",
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=127.0.0.1",
+        "AccountingStoragePort=12003",
+        "AccountingStoragePass=/tmp/s/munge/munge.sock",
+        "AccountingStorageEnforce=associations,limits,qos",
+    ]
+    text = slurmdbd_conf(SANDBOX, user="ann", host="laptop", password="secret")
+    assert [line for line in text.splitlines() if re.match("Dbd|Storage(Host|Port|Pass)", line)] == [
+        "DbdHost=laptop",
+        "DbdAddr=127.0.0.1",
+        "DbdPort=12003",
+        "StorageHost=127.0.0.1",
+        "StoragePort=12004",
+        "StoragePass=secret",
+    ]
 
 
 def test_isolated_nodes_have_names_and_addresses_of_their_own() -> None:

@@ -80,6 +80,14 @@ print(stop.name(), [number.name for number in STOP_SIGNALS if number in signal.p
     assert run_code(code) == "pending\nSIGUSR2 []\n"
 
 
+def test_signal_that_a_library_took_is_taken_back_and_the_librarys_handler_is_named(stop: StopFlag) -> None:
+    assert stop.take_back() == {}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    assert stop.take_back() == {"SIGTERM": signal.default_int_handler}
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.name() == "SIGTERM"
+
+
 def test_installed_flag_is_not_inherited_by_a_program_that_is_started() -> None:
     code = """
 import subprocess

@@ -79,7 +79,7 @@ def test_a_name_that_a_folder_can_have_is_taken(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", [".", "..", "a/b", "-x", " a", "a "])
 def test_a_name_that_no_folder_should_have_is_refused(tmp_path: Path, name: str) -> None:
     assert problems(tmp_path, f"name: '{name}'\ntime_limit: 60\n") == [
-        f"spec.yaml:1: name: '{name}' is no name for a folder; leave out /, a leading dash and outer white space"
+        f"spec.yaml:1: name: '{name}' is no name for a folder; leave out /, \\, a leading dash and outer white space"
     ]
 
 

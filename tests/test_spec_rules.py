@@ -88,7 +88,7 @@ memory_per_node: 2G
 memory_per_cpu: 1G
 """
     assert problems(tmp_path, text, "nodes=none", "train.momentum=2") == [
-        "spec.yaml:1: name: 'a/b' is no name for a folder; leave out /, a leading dash and outer white space",
+        "spec.yaml:1: name: 'a/b' is no name for a folder; leave out /, \\, a leading dash and outer white space",
         "spec.yaml:2: time_limit: '10:00:' is no Slurm time; use minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S",
         "spec.yaml:4: train.lr: 'fast' is no number",
         "spec.yaml:5: train.epoch: unknown key; did you mean epochs?",

@@ -107,7 +107,7 @@ def test_an_override_given_twice_is_refused(tmp_path: Path) -> None:
         (b"name: a\n---\nname: b\n", "spec.yaml:3: a second document begins here; a spec is one"),
         (b"name: a\n? [x]\n: 1\n", "spec.yaml:2: a list can't be a key; put the value in quotes if it is text"),
         (b"a: " + b"[" * 9 + b"]" * 9, "spec.yaml:1: values are nested more than 8 deep"),
-        (b"a: " + b"[" * 100_000, "spec.yaml:1: values are nested more than 8 deep"),
+        (b"a: " + b"[" * 60_000, "spec.yaml:1: values are nested more than 8 deep"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_spec_is_one_line(tmp_path: Path, content: bytes, expected: str) -> None:
@@ -142,3 +142,15 @@ def test_a_working_folder_with_a_line_break_is_refused(tmp_path: Path) -> None:
         load_spec(Path("spec.yaml"), cwd=folder)
     assert [problem.split(": ")[:2] for problem in caught.value.problems] == [["spec.yaml:1", "run_root"]]
     assert len(caught.value.problems[0].splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["[", "[0]", "[0] ", "[key]"])
+def test_key_that_looks_like_an_entry_of_a_list_is_told_as_it_stands(tmp_path: Path, key: str) -> None:
+    assert problems(tmp_path, f"name: demo\ntime_limit: 60\n'{key}': 1\n") == [f"spec.yaml:3: {key}: unknown key"]
+    found = problems(tmp_path, f"name: demo\ntime_limit: 60\nenv:\n  '{key}': x\n")
+    assert found == [f"spec.yaml:4: env.{key}: {key!r} is no name of a variable; use letters, digits and _"]
+
+
+def test_key_of_any_length_is_told_in_short(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, f"name: demo\ntime_limit: 60\n{'k' * 900}: 1\n")
+    assert found == f"spec.yaml:3: '{'k' * 57}...': unknown key"

@@ -1,5 +1,6 @@
 """Staging: one file, published at once, by a command that may be repeated."""
 
+import json
 import os
 import subprocess
 import sys
@@ -54,8 +55,10 @@ def test_staged_file_tells_kind_origin_and_classes(dataset: DatasetSpec) -> None
     }
 
 
-def test_nothing_but_the_staged_file_is_left(dataset: DatasetSpec) -> None:
-    assert list(stage(dataset).parent.iterdir()) == [dataset.staged_path]
+def test_nothing_but_the_staged_file_and_its_note_is_left(dataset: DatasetSpec) -> None:
+    assert sorted(stage(dataset).parent.iterdir()) == [dataset.staged_note, dataset.staged_path]
+    noted = json.loads(dataset.staged_note.read_text())
+    assert noted == {"format_version": 1, "num_train": 50, "num_test": 20, "num_classes": 10}
 
 
 def test_channel_statistics_are_those_of_the_pixels() -> None:
@@ -125,7 +128,7 @@ def test_two_stagings_at_once_both_succeed(spec: Path, dataset: DatasetSpec) -> 
     processes = [start(str(spec), "--force") for _ in range(2)]
     results = [(process.communicate()[1], process.returncode) for process in processes]
     assert results == [("", 0)] * 2
-    assert list(dataset.staged_path.parent.iterdir()) == [dataset.staged_path]
+    assert sorted(dataset.staged_path.parent.iterdir()) == [dataset.staged_note, dataset.staged_path]
     assert len(open_staged(dataset).test_labels) == 20
 
 

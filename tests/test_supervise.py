@@ -232,6 +232,16 @@ def test_failure_of_the_program_is_tried_again_as_often_as_the_spec_says(
     assert (run.latest_attempt(), verdicts[-1]["checkpoint_step"]) == (len(actions), 40)
 
 
+def test_failures_in_an_earlier_job_of_the_run_count_so_restarts_and_requeues_do_not_multiply(tmp_path: Path) -> None:
+    run = make_run(tmp_path, f"{LOCAL}requeue: {{max_failures: 1}}\n", FAILS)
+    run.claim_attempt({"job_id": "16"})
+    write_json(run.verdict(1), {"cause": "exception", "checkpoint_step": 40, "action": "restart", "job_id": "16"})
+    assert supervise(run, SUBMITIT_LOCAL_JOB_ID="17").returncode == 1
+    verdict = json.loads(run.verdict(2).read_text())
+    why = "2 failures since the last progress, requeue.max_failures is 1"
+    assert (run.latest_attempt(), verdict["action"], verdict["why"]) == (2, "stop", why)
+
+
 def test_stop_that_comes_during_the_back_off_starts_nothing_more(tmp_path: Path) -> None:
     run = make_run(tmp_path, rank=f"os.kill(os.getppid(), {signal.SIGTERM:d}); os.kill(os.getpid(), 9)")
     done = supervise(run)

@@ -292,6 +292,14 @@ def test_rank_that_the_kernel_ended_for_memory_is_called_so() -> None:
     )
 
 
+def test_rank_that_slurmstepd_ended_for_memory_is_called_so_though_srun_says_killed() -> None:
+    end = srun("srun: error: n1: task 0: Killed")
+    lines = ("slurmstepd-n1: error: Exceeded job memory limit", "2026-01-02T03:04:05.000Z super I srun: error: ...")
+    reason = "rank 0 was ended by a signal: Killed; slurmstepd: Exceeded job memory limit"
+    assert judge(Evidence(False, None, [], end, lines)) == Verdict("failed", "out of memory", reason, 1, 0)
+    assert judge(Evidence(False, None, [], end, lines[1:])) == killed(0, "Killed")
+
+
 @pytest.mark.parametrize(
     ("line", "node"),
     [

@@ -40,6 +40,14 @@ def verb(name: str, *words: object, environ: Mapping[str, str]) -> dict[str, str
     return {**json.loads(done.stdout), "exit_code": str(done.returncode)}
 
 
+def pruned(reference: str, environ: Mapping[str, str]) -> tuple[int, str, str | None]:
+    """Exit code, and what `cluster.prune --yes` says of the one run that is meant."""
+    words = command("cluster.prune", reference, "--yes", "--json")
+    done = subprocess.run(words, env=dict(environ), cwd=REPOSITORY, capture_output=True, text=True)
+    (one,) = json.loads(done.stdout)["runs"]
+    return done.returncode, one["state"], one["reason"]
+
+
 def answered(run: RunFolder, job_id: str | None, action: str, exit_code: int = 0) -> dict[str, str | None]:
     """What a verb is expected to say."""
     told = {"run_dir": str(run.path), "run_id": run.run_id, "job_id": job_id, "action": action}
@@ -103,6 +111,10 @@ def test_cancelled_job_saves_and_stays_ended(tmp_path: Path, staged_data: Path, 
 
 def test_cancelled_waiting_job_never_starts(tmp_path: Path, staged_data: Path, environ: dict[str, str]) -> None:
     run, job_id = start(tmp_path, staged_data, environ, HELD)
+    assert pruned(job_id, environ) == (1, "alive", f"job {job_id} is in the queue, or runs")
     assert verb("cancel", job_id, environ=environ) == answered(run, job_id, "cancelled")
     wait_until_gone(job_id, environ)
     assert (state_of(job_id, environ), run.latest_attempt()) == ("CANCELLED", 0)
+    assert list(run.submitit.iterdir()) != []
+    assert pruned(job_id, environ) == (0, "cancelled", None)
+    assert list(run.submitit.iterdir()) == []
