@@ -1,8 +1,11 @@
 """What a snapshot of the code holds, in real work trees of git and outside of them."""
 
+import compileall
 import hashlib
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -82,6 +85,21 @@ def test_snapshot_holds_what_git_tracks_and_would_add(project: Path, tmp_path: P
     assert (copied / "link.yaml").readlink() == Path("ä b.yaml")
     assert (copied / "folder_link").readlink() == Path("jobs")
     assert [os.access(copied / name, os.X_OK) for name in ("tool.sh", "new.py")] == [True, False]
+
+
+def test_bytecode_comes_along_when_it_is_of_the_file(tmp_path: Path) -> None:
+    put(tmp_path / "project", {**PROGRAM, "jobs/train.py": "word = 1\n", "jobs/stale.py": "word = 1\n"})
+    compileall.compile_dir(tmp_path / "project" / "jobs", quiet=2)
+    put(tmp_path / "project", {"jobs/stale.py": "word = 10\n"})
+    copy_project(find_project(tmp_path / "project", ENVIRON), tmp_path / "code")
+    names = [path.name.split(".")[0] for path in (tmp_path / "code").rglob("*.pyc")]
+    assert sorted(names) == ["__init__", "train"]
+    probe = "import jobs.train, jobs.stale; print(jobs.train.word, jobs.train.__file__, jobs.stale.word)"
+    words = [sys.executable, "-B", "-v", "-c", probe]
+    done = subprocess.run(words, cwd=tmp_path / "code", capture_output=True, text=True, check=True)
+    assert done.stdout == f"1 {tmp_path}/code/jobs/train.py 10\n"
+    matched = re.findall(r"code object from '?(\S*/jobs/__pycache__/train[^'\s]*)", done.stderr)
+    assert [Path(path).parent for path in matched] == [tmp_path / "code/jobs/__pycache__"]
 
 
 def test_snapshot_does_not_change_when_a_file_is_edited_in_place(project: Path, tmp_path: Path) -> None:
