@@ -44,7 +44,8 @@ class RunState:
 def maybe_alive(facts: Facts) -> bool | None:
     """Whether a run's process lives; None when it is on another machine, so that only its heartbeat can tell."""
     last = facts.submissions[-1]
-    submission = {"job_id": last.job_id, "route": last.route, "attempt": 0}
+    no_claim_yet = facts.attempt if not facts.has_begun else -1
+    submission = {"job_id": last.job_id, "route": last.route, "attempt": no_claim_yet}
     with contextlib.suppress(ValueError):
         if maybe_process(facts.run, submission) is not None:
             return True
@@ -88,6 +89,10 @@ def judge_alive(facts: Facts, alive: Sequence[QueueJob]) -> RunState:
     if job.kind != "pending":
         word, because = running_word(facts, job)
         return RunState(word, because, "squeue", job.job_id, job, behind)
+    if facts.is_cancelled:
+        return RunState(
+            "cancelled", f"by its user; to take its job away: scancel {job.job_id}", "squeue", job.job_id, job
+        )
     reason = explain(job.reason)
     word = "requeued" if facts.has_begun else "pending"
     if job.reason == "DependencyNeverSatisfied":

@@ -29,6 +29,7 @@ from cluster.view import View, exit_code_of, look_at
 
 NUM_LINES = 10
 NUM_TRACEBACK_LINES = 4
+FOR_GOOD = "submit it anew: cluster.cancel ends a run for good"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,14 @@ def find_reason(view: View, attempts: Sequence[Attempt], environ: Mapping[str, s
     run = facts.run
     count = f", attempt {facts.attempt}" if facts.attempt else ""
     head = f"{run.path.parent.name} {run.run_id}: {state.word}{count}"
-    if state.maybe_job is not None and state.maybe_job.kind == "pending":
+    if state.maybe_job is not None and state.maybe_job.kind == "pending" and not facts.is_cancelled:
         return waiting(view, head, now)
     if state.word not in ("failed", "cancelled", "stopped"):
         return Reason(head, state.because)
     word = "" if facts.is_local else slurm_word(state.job_id, run, environ)
     if facts.verdict and facts.has_begun:
         return of_verdict(view, head, word)
-    to_do = RESUME if facts.has_begun else early_to_do(view)
+    to_do = early_to_do(view)
     return Reason(head, state.because, slurm=word, to_do=filled(to_do, run), look=last_log(run, facts.attempt))
 
 
@@ -118,13 +119,17 @@ def of_verdict(view: View, head: str, slurm: str) -> Reason:
         traceback_of(run, attempt, verdict),
         slurm,
         f"{cause}: {advice.text}{why}",
-        filled(advice.to_do, run),
+        FOR_GOOD if view.facts.is_cancelled else filled(advice.to_do, run),
         look,
     )
 
 
 def early_to_do(view: View) -> str:
-    """What to do about a run none of whose ranks was started."""
+    """What to do about a run whose last job left no verdict."""
+    if view.facts.is_cancelled:
+        return FOR_GOOD
+    if view.facts.has_begun:
+        return RESUME
     if "left no log" in view.state.because:
         return f"is {view.facts.run.logs} on storage that the nodes see? then submit it anew"
     return f"correct it; then {RESUME}" if view.state.word == "failed" else RESUME

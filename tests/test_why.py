@@ -230,6 +230,17 @@ def test_job_without_any_log_says_where_slurm_looked_for_it(tmp_path: Path, envi
     )
 
 
+def test_run_that_was_cancelled_for_good_is_not_to_be_resumed(tmp_path: Path, environ: dict[str, str]) -> None:
+    run = make_run(tmp_path, environ, 18, "pending")
+    run.cancel_mark.write_text("{}")
+    lines, code = why(environ, "18")
+    assert (lines[1], lines[-1], code) == (
+        "why    by its user",
+        "to do  submit it anew: cluster.cancel ends a run for good",
+        1,
+    )
+
+
 def test_slurms_silence_is_told(tmp_path: Path, environ: dict[str, str]) -> None:
     make_run(tmp_path, environ, 16, "pending")
     put_answer(tmp_path / "bin", "squeue", errors="Unable to contact slurm controller\n", exit_code=1)
