@@ -22,7 +22,7 @@ def figures(view: View) -> dict[str, Any]:
         "state": state.word,
         "because": state.because,
         "source": state.source,
-        "slurm_state": job.state if job else None,
+        "slurm_state": job.state if job else state.ended_as or None,
         "slurm_reason": job.reason if job else None,
         "start": job.maybe_start if job else None,
         "never_starts": state.never_starts,

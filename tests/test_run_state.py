@@ -230,6 +230,12 @@ def test_run_is_as_its_folder_says_while_slurm_does_not_answer(run: RunFolder) -
     assert state_without_slurm(run) == ("requeued", STOPPED["reason"], "run folder")
 
 
+def test_end_of_a_job_is_kept_in_slurms_word(run: RunFolder) -> None:
+    assert judge(read_facts(run), {"17": replace(JOB, state="TIMEOUT")}, {}).ended_as == "TIMEOUT"
+    assert judge(read_facts(run), {}, {"17": "NODE_FAIL"}).ended_as == "NODE_FAIL"
+    assert judge(read_facts(run), {}, {}).ended_as == ""
+
+
 def test_job_of_the_same_number_that_is_not_ours_is_not_taken_for_it(run: RunFolder) -> None:
     stranger = replace(JOB, command="/home/other/train.sh")
     assert state(run, stranger)[0] == "failed"
