@@ -16,7 +16,7 @@ from pathlib import Path
 from cluster.rank import ATTEMPT_VARIABLE, SPEC_VARIABLE, RankEnv, read_rank
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED, make_logger
 from cluster.signals import StopFlag
-from cluster.spec import JobSpec, faults_allowed, load_spec
+from cluster.spec import JobSpec, check_packages, faults_allowed, load_spec
 from jobs import alarm
 from jobs.failure import Whereabouts, leave
 
@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             allow_faults=faults_allowed(os.environ),
             maybe_text=os.environ.get(SPEC_VARIABLE) if args.run_dir else None,
         )
+        check_packages(spec)
         os.environ.update(library_variables(spec, os.environ))
         return attend(spec, env, stop, where, began_s)
     except Exception as error:
