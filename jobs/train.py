@@ -75,7 +75,8 @@ def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, bega
     os.environ.update(network_variables(env, os.environ))
     session = join(spec, env, stop, where, os.environ)
     where.maybe_run_dir, where.attempt = session.run.path, session.attempt
-    session.run.take_umask()
+    if env.rank == 0:  # who writes; a new folder may take a while to be seen on other nodes
+        session.run.take_umask()
     if is_finished(session):
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
         return EXIT_FINISHED
