@@ -67,10 +67,11 @@ def stage_if_missing(spec: JobSpec, source: Path, overrides: Sequence[str]) -> N
     if staged.exists():
         if spec.dataset.kind == "image_folder":  # the one kind whose source may have changed since
             when = datetime.fromtimestamp(staged.stat().st_mtime).isoformat(sep=" ", timespec="seconds")
-            hint = f"after a change of the images: python -m jobs.stage {source} --force"
+            hint = f"after a change of the images: python -m jobs.stage {shlex.quote(str(source))} --force"
             print(f"using {staged}, staged at {when}; {hint}", file=sys.stderr)
         return
-    done = subprocess.run([sys.executable, "-m", "jobs.stage", str(source), *overrides], stdout=sys.stderr, check=False)
+    command = [sys.executable, "-m", "jobs.stage", str(source.absolute()), *overrides]  # absolute: never an option
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode != 0:
         raise SubmissionError(f"dataset: {spec.dataset.kind} could not be staged; nothing was submitted", EXIT_USAGE)
 
