@@ -40,6 +40,7 @@ class Partition:
     max_time_s: int | None = None
     max_cpus_per_node: int | None = None
     max_memory_per_node_mib: int | None = None
+    has_default_memory: bool = False  # of its own, for jobs that name no amount
     allow_groups: tuple[str, ...] | None = None  # None: all
     allow_accounts: tuple[str, ...] | None = None
     deny_accounts: tuple[str, ...] = ()
@@ -195,6 +196,12 @@ def qos(text: str) -> tuple[Qos, ...]:
     )
 
 
+def has_default_memory(facts: Mapping[str, str]) -> bool:
+    """Whether a partition or the configuration says how much memory a job gets that names no amount."""
+    amounts = (facts.get("DefMemPerNode"), facts.get("DefMemPerCPU"), facts.get("DefMemPerGPU"))
+    return any(_number(amount) for amount in amounts) or "DefMemPer" in facts.get("JobDefaults", "")
+
+
 def gres_list(text: str) -> tuple[Gres, ...]:
     """`gpu:a100:4(S:0-1),nvme:1` of a node or a request; a part without a number is one."""
     outside = re.sub(r"\([^)]*\)", "", text)
@@ -241,6 +248,7 @@ def _partition(facts: Mapping[str, str]) -> Partition:
         max_time_s=maybe_seconds(facts.get("MaxTime", "")),
         max_cpus_per_node=_number(facts.get("MaxCPUsPerNode")),
         max_memory_per_node_mib=_number(facts.get("MaxMemPerNode")),
+        has_default_memory=has_default_memory(facts),
         allow_groups=_maybe_listed(facts.get("AllowGroups")),
         allow_accounts=_maybe_listed(facts.get("AllowAccounts")),
         deny_accounts=_words(facts.get("DenyAccounts")),

@@ -16,6 +16,8 @@ FITS = {"name": "demo", "time_limit": "60", "nodes": "1", "account": "teaching"}
 
 
 def verdict_of(tmp_path: Path, site: Site, **keys: str) -> fit.Verdict:
+    if "long" in keys.get("partition", "") and not any(key.startswith("memory") for key in keys):
+        keys["memory_per_node"] = "1G"
     text = "".join(f"{key}: {value}\n" for key, value in (FITS | keys).items() if value)
     return judge(load(tmp_path, text + "train: {global_batch_size: 512}\n"), site)
 
@@ -132,6 +134,9 @@ def test_spec_inside_the_limits_has_no_problem(tmp_path: Path, site: Site, keys:
           "most that",
           "memory_per_node: 245760 MiB in all are over the limit of QOS capped of partition long, MaxTRES mem=102400M; "
           "ask for at most that, or use another partition"]),
+        ({"partition": "long", "memory_per_node": ""},
+         ["memory_per_node: is needed: partition long has MaxMemPerNode=200000, and this cluster no default; use at "
+          "most 200000M"]),
         # Features.
         ({"constraint": "a10"}, ["constraint: 'a10' is a feature of no node; did you mean a100?"]),
         ({"constraint": "a100|xyz"},
