@@ -30,6 +30,7 @@ from cluster import index, preflight, slurm, successor
 from cluster.environment import clean_environment
 from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at, write_plan
+from cluster.refusals import keys_to_look_at
 from cluster.resume import prepare_resumption
 from cluster.runs import (
     EXIT_FINISHED,
@@ -254,7 +255,9 @@ def refusal(words: str, plan: LaunchPlan, run: RunFolder, *, is_new: bool) -> Su
         return SubmissionError(
             f"{words}\nSlurm was not reached; nothing was submitted. To find out: scontrol ping", EXIT_UNREACHED
         )
-    return SubmissionError(f"{words}\nSlurm refused the job; nothing was submitted", EXIT_REFUSED)
+    keys = keys_to_look_at(words, plan.sbatch)
+    asked = f"; it was asked for {keys}" if keys else ""
+    return SubmissionError(f"{words}\nSlurm refused the job{asked}; nothing was submitted", EXIT_REFUSED)
 
 
 def make_executor(plan: LaunchPlan, run: RunFolder, on_submitted: Callable[[str], None]) -> Any:  # noqa: ANN401

@@ -67,6 +67,10 @@ UNREACHED = "Slurm was not reached; nothing was submitted. To find out: scontrol
 REFUSED = "Slurm refused the job; nothing was submitted"
 
 
+def asked_for(keys: str) -> str:
+    return f"Slurm refused the job; it was asked for {keys}; nothing was submitted"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where a user stands: a spec, its data set staged, and a folder `bin` that is all of PATH."""
@@ -147,7 +151,7 @@ def test_run_root_that_cannot_be_written_ends_with_2(folder: Path) -> None:
     ("words", "exit_code", "advice"),
     [
         ("", 4, UNREACHED),
-        (FAILED + "Invalid qos specification", 3, REFUSED),
+        (FAILED + "Invalid feature specification", 3, REFUSED),
     ],
     ids=["sbatch is not on PATH", "sbatch refuses"],
 )
@@ -217,9 +221,9 @@ def test_index_that_cannot_be_written_does_not_lose_the_job(folder: Path) -> Non
     ("words", "exit_code", "advice"),
     [
         (FAILED + "Invalid partition name specified", 3, REFUSED),
-        (FAILED + "Requested node configuration is not available", 3, REFUSED),
+        (FAILED + "Requested node configuration is not available", 3, asked_for("nodes: 1, tasks_per_node: 1")),
         (FAILED + "Invalid account or account/partition combination specified", 3, REFUSED),
-        ("sbatch: error: Invalid --time specification", 3, REFUSED),
+        ("sbatch: error: Invalid --time specification", 3, asked_for("time_limit: 01:00:00")),
         (FAILED + "Unable to contact slurm controller (connect failure)", 4, UNREACHED),
         ("[Errno 2] No such file or directory: 'sbatch'", 4, UNREACHED),
         ("[Errno 13] Permission denied: 'sbatch'", 4, UNREACHED),
