@@ -94,7 +94,8 @@ def gpu_type(spec: JobSpec) -> str | None:
 def demands(spec: JobSpec, site: Site) -> Iterator[Demand]:
     """What each node must have, names and features apart."""
     cpus, memory = cpus_per_node(spec), memory_per_node_mib(spec)
-    yield Demand(cpu_key(spec), _cpu_words(spec), lambda node: node.cpus >= cpus, lambda node: node.cpus, "CPU")
+    if spec.sbatch.keys().isdisjoint(("core-spec", "thread-spec")):  # these may free CPUs that are kept for the system
+        yield Demand(cpu_key(spec), _cpu_words(spec), lambda node: node.cpus >= cpus, lambda node: node.cpus, "CPU")
     if memory is not None and (spec.memory_per_node or _counts_memory(site)):
         words = f"{memory} MiB of memory"
         yield Demand(memory_key(spec), words, lambda node: node.memory_mib >= memory, lambda n: n.memory_mib, "MiB")

@@ -15,7 +15,7 @@ from cluster import fit
 from cluster.runs import UsageError
 from cluster.site import ANSWER_S, Site, look_up
 from cluster.spec import JobSpec
-from cluster.spec_yaml import WHOLE_FILE, Problem, apply_overrides, read_document
+from cluster.spec_yaml import WHOLE_FILE, Document, Problem, apply_overrides, read_document
 
 
 class UnfitError(UsageError):
@@ -72,13 +72,21 @@ def told(found: Sequence[fit.Problem], source: Path, overrides: Sequence[str], c
     """Problems as lines with the file and line of each key, or the override, in the order of the file."""
     if not found:
         return []
-    document = read_document((cwd / source).read_text(encoding="utf-8-sig"))
+    document = _reread(cwd / source)
     apply_overrides(document, overrides)
     lines = []
     for key, message in found:
         place = document.places.get(tuple(key.split(".", 1)))
         lines.append(Problem(WHOLE_FILE if place is None else place.line, key, message))
     return [line.render(str(source)) for line in sorted(lines)]
+
+
+def _reread(source: Path) -> Document:
+    """The file once more, for its lines; without any when it is gone, as a pipe is."""
+    try:
+        return read_document(source.read_bytes().decode("utf-8-sig", errors="replace"))
+    except OSError:
+        return Document()
 
 
 def why_unanswered(site: Site) -> str:

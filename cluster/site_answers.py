@@ -49,6 +49,7 @@ class Partition:
     qos: str | None = None  # whose limits hold for all of its jobs
     needs_reservation: bool = False
     is_root_only: bool = False
+    refuses_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,7 @@ def _partition(facts: Mapping[str, str]) -> Partition:
         qos=next(iter(_words(facts.get("QoS"))), None),
         needs_reservation=facts.get("ReqResv") == "YES",
         is_root_only=facts.get("RootOnly") == "YES",
+        refuses_root=facts.get("DisableRootJobs") == "YES",
     )
 
 
