@@ -42,11 +42,11 @@ lint: $(VENV)/installed-dev
 
 # Slurm for the tests, where this user may install packages; elsewhere the tests that need it say that they are skipped.
 slurm:
-	@if command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ]; then :; \
+	@if PATH="$$PATH:/usr/sbin" command -v slurmctld >/dev/null && PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(SLURM_PACKAGES); \
 	else \
-		echo "no Slurm here and no right to install it: the tests under tests/slurm will be skipped"; \
+		echo "no Slurm, or no accounting, here and no right to install it: tests under tests/slurm will be skipped"; \
 	fi
 
 $(VENV)/bin/python:

@@ -42,6 +42,16 @@ ADVICE: Mapping[str, Advice] = {
 }
 
 
+# Slurm's word for the end of a job that left no verdict -> the class that it would have had.
+BY_SLURM: Mapping[str, str] = {
+    "CANCELLED": "user cancel",
+    "NODE_FAIL": "node failure",
+    "OUT_OF_MEMORY": "out of memory",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "time limit",
+}
+
+
 def advise(cause: str) -> Advice:
     """What a class means; one that this release does not know means to read the log."""
     return ADVICE.get(cause, ADVICE["unknown"])

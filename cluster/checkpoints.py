@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.index import find_run
+from cluster.progress import age
 from cluster.runs import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -230,7 +231,7 @@ def row(checkpoint: Checkpoint) -> str:
     state = ", ".join(word for word in (state, "best" if checkpoint.is_best else "") if word)
     text = (
         f"{checkpoint.step:>10} {shown(checkpoint.epoch):>6} {shown(checkpoint.attempt):>7} "
-        f"{shown(checkpoint.age_s, age_text):>10} {shown(checkpoint.size, '{:,}'.format):>15} "
+        f"{shown(checkpoint.age_s, age):>10} {shown(checkpoint.size, '{:,}'.format):>15} "
         f"{shown(checkpoint.world_size):>6}  {state}"
     )
     return text.rstrip()
@@ -239,14 +240,6 @@ def row(checkpoint: Checkpoint) -> str:
 def shown(maybe_value: Any, render: Callable[[Any], str] = str) -> str:  # noqa: ANN401
     """A value as text, or a dash."""
     return "-" if maybe_value is None else render(maybe_value)
-
-
-def age_text(age_s: float) -> str:
-    """One number and its unit: `3 min`."""
-    for unit, seconds in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if age_s >= seconds:
-            return f"{age_s / seconds:.0f} {unit}"
-    return f"{age_s:.0f} s"
 
 
 def maybe_stat(path: Path) -> os.stat_result | None:

@@ -22,7 +22,7 @@ def figures(view: View) -> dict[str, Any]:
         "state": state.word,
         "because": state.because,
         "source": state.source,
-        "slurm_state": job.state if job else None,
+        "slurm_state": job.state if job else state.ended_as or None,
         "slurm_reason": job.reason if job else None,
         "start": job.maybe_start if job else None,
         "never_starts": state.never_starts,
@@ -37,20 +37,18 @@ def figures(view: View) -> dict[str, Any]:
 
 def of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of a finished run."""
-    return {
-        "step": summary["steps"],
-        "total_steps": summary["steps"],
-        "epoch": summary["epochs"],
-        "epochs": summary["epochs"],
-        "eta_s": None,
-        "images_per_s": summary["images_per_s"],
-        "loss": summary["train_loss"],
-        "accuracy": summary["test_accuracy"],
-        "checkpoint_step": None,
-        "checkpoint_age_s": None,
-        "heartbeat_age_s": None,
-        "goodput": summary["goodput"],
+    taken = {
+        "step": "steps",
+        "total_steps": "steps",
+        "epoch": "epochs",
+        "epochs": "epochs",
+        "images_per_s": "images_per_s",
+        "loss": "train_loss",
+        "accuracy": "test_accuracy",
+        "goodput": "goodput",
     }
+    unknown = ("eta_s", "checkpoint_step", "checkpoint_age_s", "heartbeat_age_s")
+    return {**{key: summary.get(name) for key, name in taken.items()}, **dict.fromkeys(unknown)}
 
 
 def of_progress(facts: Facts, state: RunState) -> dict[str, Any]:

@@ -39,14 +39,16 @@ def judge(spec: JobSpec, site: Site) -> Verdict:
     if spec.cluster != "slurm":
         return Verdict()
     charge = charge_of(spec, site)
-    found = [*_reservation_problems(spec, site), *account_problems(spec, site)]
     chosen, unknown = _choose_partitions(spec, site)
-    found += unknown
+    names = [*unknown, *account_problems(spec, site)]
+    found = [*_reservation_problems(spec, site)]
+    warnings: list[Problem] = []
+    # Behind a site's plug-in a job may get another partition, account or QOS than it asked for, by names of its own.
+    (warnings if _has_plugin(site) else found).extend(names)
     each = [(partition, [*_partition_problems(spec, partition, site, charge)]) for partition in chosen]
     fitting = [partition for partition, misfits in each if not misfits]
     misfits = [problem for _, misfits in each for problem in misfits]
     must_fit_all = (site.config or {}).get("EnforcePartLimits") == "ALL"
-    warnings: list[Problem] = []
     if fitting and not must_fit_all:
         warnings += misfits
     else:
@@ -88,8 +90,7 @@ def _choose_partitions(spec: JobSpec, site: Site) -> tuple[list[Partition], list
     by_name = {partition.name: partition for partition in site.partitions}
     if spec.partition is None:
         default = [partition for partition in site.partitions if partition.is_default]
-        # A site's plug-in may choose a partition by itself.
-        if default or (site.config or {}).get("JobSubmitPlugins", "(null)") != "(null)":
+        if default:
             return default, []
         return [], [Problem("partition", f"is needed: this cluster has no default; use {some(by_name)}")]
     names = spec.partition.split(",")
@@ -99,6 +100,10 @@ def _choose_partitions(spec: JobSpec, site: Site) -> tuple[list[Partition], list
         if name not in by_name
     ]
     return [by_name[name] for name in names if name in by_name], unknown
+
+
+def _has_plugin(site: Site) -> bool:
+    return (site.config or {}).get("JobSubmitPlugins", "(null)") not in ("(null)", "")
 
 
 def _partition_problems(spec: JobSpec, partition: Partition, site: Site, charge: Charge) -> Iterator[Problem]:
@@ -120,6 +125,8 @@ def _admission_problems(spec: JobSpec, partition: Partition, site: Site, charge:
         yield Problem("partition", f"{name} is for jobs with a reservation only; give the key reservation")
     if partition.is_root_only and not site.is_root:
         yield Problem("partition", f"{name} is for root only; use another")
+    if partition.refuses_root and site.is_root:
+        yield Problem("partition", f"{name} takes no jobs of root; submit as another user")
     allowed, groups = partition.allow_groups, site.groups
     if allowed is not None and groups is not None and not site.is_root and groups.isdisjoint(allowed):
         yield Problem("partition", f"{name} is for the groups {some(allowed)}, and {site.user} is in none of them")

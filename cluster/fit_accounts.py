@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cluster.fit_nodes import cpu_key, cpus_per_node, gpu_type, memory_key, memory_per_node_mib
-from cluster.fit_words import Problem, given, near, some
+from cluster.fit_words import Problem, counted, given, near, some
 from cluster.site import Site
 from cluster.site_answers import Association, Limits, Partition, Qos
 from cluster.spec import JobSpec
@@ -181,8 +181,10 @@ def _keys_of(spec: JobSpec) -> Mapping[str, str]:
 
 
 def _amount(name: str, amount: int) -> str:
-    noun = {"node": "nodes", "cpu": "CPUs", "mem": "MiB"}.get(name, name.removeprefix("gres/"))
-    return f"{amount} {noun}"
+    if name == "mem":
+        return f"{amount} MiB"
+    kind = name.removeprefix("gres/gpu").removeprefix(":")
+    return counted(amount, {"node": "node", "cpu": "CPU"}.get(name, f"{kind} GPU".lstrip()))
 
 
 def _same(one: str | None, other: str | None) -> bool:

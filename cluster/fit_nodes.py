@@ -12,7 +12,7 @@ from cluster.allocation import AllocationError, expand_nodelist
 from cluster.features import maybe_num_nodes, names_of
 from cluster.fit_words import Problem, counted, given, near, some
 from cluster.site import Site
-from cluster.site_answers import Gres, Node, Partition, gres_list
+from cluster.site_answers import Gres, Node, Partition, gres_list, has_default_memory
 from cluster.spec import JobSpec
 
 
@@ -29,7 +29,7 @@ class Demand:
 
 def node_problems(spec: JobSpec, partition: Partition, site: Site) -> Iterator[Problem]:
     """Why too few nodes of a partition are fit for the job."""
-    yield from _per_node_limits(spec, partition)
+    yield from _per_node_limits(spec, partition, site)
     nodes = site.nodes_of(partition)
     if not nodes or site.nodes is None:
         return
@@ -94,7 +94,8 @@ def gpu_type(spec: JobSpec) -> str | None:
 def demands(spec: JobSpec, site: Site) -> Iterator[Demand]:
     """What each node must have, names and features apart."""
     cpus, memory = cpus_per_node(spec), memory_per_node_mib(spec)
-    yield Demand(cpu_key(spec), _cpu_words(spec), lambda node: node.cpus >= cpus, lambda node: node.cpus, "CPU")
+    if spec.sbatch.keys().isdisjoint(("core-spec", "thread-spec")):  # these may free CPUs that are kept for the system
+        yield Demand(cpu_key(spec), _cpu_words(spec), lambda node: node.cpus >= cpus, lambda node: node.cpus, "CPU")
     if memory is not None and (spec.memory_per_node or _counts_memory(site)):
         words = f"{memory} MiB of memory"
         yield Demand(memory_key(spec), words, lambda node: node.memory_mib >= memory, lambda n: n.memory_mib, "MiB")
@@ -124,7 +125,7 @@ def _counts_memory(site: Site) -> bool:
     return "MEMORY" in (site.config or {}).get("SelectTypeParameters", "").upper()
 
 
-def _per_node_limits(spec: JobSpec, partition: Partition) -> Iterator[Problem]:
+def _per_node_limits(spec: JobSpec, partition: Partition, site: Site) -> Iterator[Problem]:
     limit, cpus = partition.max_cpus_per_node, cpus_per_node(spec)
     if limit is not None and cpus > limit:
         words = f"{_cpu_words(spec)} on each node are over the limit of partition {partition.name}"
@@ -133,6 +134,11 @@ def _per_node_limits(spec: JobSpec, partition: Partition) -> Iterator[Problem]:
     if most is not None and memory is not None and memory > most:
         words = f"{memory} MiB on each node are over the limit of partition {partition.name}"
         yield Problem(memory_key(spec), f"{words}, MaxMemPerNode={most}; use at most that")
+    has_default = partition.has_default_memory or site.config is None or has_default_memory(site.config)
+    if most is not None and memory is None and not has_default:
+        # Slurm then asks for all memory of a node, and lets the job wait as MaxMemPerLimit, on small nodes too.
+        words = f"is needed: partition {partition.name} has MaxMemPerNode={most}, and this cluster no default"
+        yield Problem("memory_per_node", f"{words}; use at most {most}M")
 
 
 def _unmet(spec: JobSpec, demand: Demand, partition: Partition, nodes: Sequence[Node]) -> Iterator[Problem]:

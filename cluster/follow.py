@@ -150,8 +150,8 @@ def follow(
     if local is not None:  # a closed terminal or a plain kill ends a local run as Ctrl-C does, saved
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
-    with shown_on(sys.stdout, environ, quiet=quiet) as shown:
-        log = LogCopy(run, writer(quiet), after=previous_attempt, has_banners=False) if show_log else None
+    with shown_on(sys.stdout, environ, maybe_errors=sys.stderr if quiet else None) as shown:
+        log = LogCopy(run, shown.log, after=previous_attempt, has_banners=False) if show_log else None
         while True:
             try:
                 watch(run, watched, shown, log, previous_attempt)
@@ -179,23 +179,6 @@ def watch(run: RunFolder, watched: Watched, shown: Shown, log: LogCopy | None, p
         time.sleep(LOOK_S)
     if log is not None:
         log.copy(is_last=True)
-
-
-def writer(quiet: bool) -> "Writer":
-    """Where the ranks' log is shown: above the bar in a terminal."""
-    return Writer(sys.stderr if quiet else sys.stdout)
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Bytes to a stream of text."""
-
-    out: TextIO
-
-    def __call__(self, data: bytes) -> None:
-        """Write at once; odd bytes are shown as such."""
-        self.out.write(data.decode(errors="replace"))
-        self.out.flush()
 
 
 def say(text: str) -> None:

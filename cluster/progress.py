@@ -27,15 +27,25 @@ class Shown(Protocol):
     def progress(self, beat: Mapping[str, Any]) -> None:
         """Show where it is."""
 
+    def log(self, line: bytes) -> object:
+        """Show a line of the ranks' log, whatever bytes it holds."""
 
+
+@dataclass
 class Silence:
-    """Nowhere: standard output belongs to somebody else."""
+    """Nowhere: standard output belongs to somebody else, and a log that is asked for goes to standard error."""
+
+    errors: TextIO
 
     def wait(self, text: str) -> None:
         """Say nothing."""
 
     def progress(self, beat: Mapping[str, Any]) -> None:
         """Say nothing."""
+
+    def log(self, line: bytes) -> None:
+        """Write it."""
+        print(line.decode(errors="replace"), end="", file=self.errors, flush=True)
 
 
 @dataclass
@@ -57,6 +67,10 @@ class OccasionalLines:
         """Print where it is, or not yet."""
         self.wait(progress_text(beat))
 
+    def log(self, line: bytes) -> None:
+        """Write it."""
+        print(line.decode(errors="replace"), end="", file=self.out, flush=True)
+
 
 @dataclass
 class Bar:
@@ -74,12 +88,18 @@ class Bar:
         """Two lines: the bar, and the figures."""
         self.live.update(bar(beat))
 
+    def log(self, line: bytes) -> None:
+        """Print it above; what is too long is left to the terminal to fold, so that it can be copied in one piece."""
+        from rich.text import Text
+
+        self.live.console.print(Text(line.decode(errors="replace").rstrip("\n")), soft_wrap=True)
+
 
 @contextmanager
-def shown_on(out: TextIO, environ: Mapping[str, str], *, quiet: bool = False) -> Iterator[Shown]:
-    """The place for progress on a stream.  quiet: nowhere."""
-    if quiet:
-        yield Silence()
+def shown_on(out: TextIO, environ: Mapping[str, str], *, maybe_errors: TextIO | None = None) -> Iterator[Shown]:
+    """The place for progress on a stream.  maybe_errors: nowhere, and logs go there."""
+    if maybe_errors is not None:
+        yield Silence(maybe_errors)
     elif can_move(out, environ):
         from rich.console import Console
         from rich.live import Live

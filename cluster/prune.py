@@ -6,7 +6,7 @@ RUN is a run folder, run id, job id, or a name, which means all runs of that nam
 Checkpoints, stacks, submitit's files and the code of ended runs go, with --logs the logs too; the final model, the best
 checkpoint, summary, spec, events and metrics stay, and what a stopped or failed run can go on from.  --checkpoints all
 takes every checkpoint.  A run that somebody runs, or that may be run by somebody, is left alone.
-Exit codes: 0 answered; 1 a RUN that was named is alive; 2 usage or no such run; 4 Slurm was not reached.
+Exit codes: 0 answered; 1 a RUN that was named was left alone; 2 usage or no such run; 4 Slurm was not reached.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Looked:
     """One run, and what can be done about it."""
 
     run: RunFolder
-    state: str  # one of STATES; alive or unknown where nothing may be removed
+    state: str  # one of STATES; alive, unknown or unreadable where nothing may be removed
     reason: str = ""  # why not
     removal: Removal = field(default_factory=Removal)
 
@@ -99,7 +99,8 @@ def prune(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     print(json.dumps(as_json(looked, is_done=args.yes)) if args.json else "\n".join(table(looked, is_done=args.yes)))
     if any(one.state == "unknown" for one in looked):
         return EXIT_UNREACHED
-    return EXIT_FAILED if args.runs and any(one.state == "alive" for one in looked) else EXIT_FINISHED
+    is_refused = args.runs and any(one.state not in STATES for one in looked)
+    return EXIT_FAILED if is_refused else EXIT_FINISHED
 
 
 def find_runs(references: Sequence[str], environ: Mapping[str, str]) -> list[RunFolder]:
@@ -131,7 +132,7 @@ def look_at(run: RunFolder, args: argparse.Namespace, maybe_alive: set[str] | No
     try:
         run.check_formats()
     except UsageError as error:
-        return Looked(run, "unknown", str(error))
+        return Looked(run, "unreadable", str(error))
     if reason := maybe_life(run, maybe_alive):
         return Looked(run, "alive", reason)
     if maybe_alive is None and slurm_jobs(run):

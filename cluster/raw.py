@@ -87,7 +87,27 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
     # requeue.submit_from: login is for cluster.submit; here nobody has put successors in beforehand.
     write_plan(replace(plan, submit_from="job"), run)
     index.register(run, job_id, environ, "sbatch")
+    if environ.get("ENVIRONMENT") == "BATCH":
+        warn_of_late_directives(job_id, environ)
     return run
+
+
+def warn_of_late_directives(job_id: str, environ: Mapping[str, str]) -> None:
+    """Tell of flags in the user's script that sbatch did not read, as they stand below its first command."""
+    try:
+        script = slurm.run(["scontrol", "write", "batch_script", job_id, "-"], environ)
+    except slurm.SlurmError as error:
+        log.debug("the script is not looked at: %s", error)
+        return
+    if late := late_directives(script):
+        log.warning("sbatch does not read what is below a script's first command; move up: %s", "; ".join(late))
+
+
+def late_directives(script: str) -> tuple[str, ...]:
+    """The #SBATCH lines of a script below its first command; sbatch(1) stops there without a word."""
+    lines = [line.strip() for line in script.splitlines()]
+    begins = next((number for number, line in enumerate(lines) if line and not line.startswith("#")), len(lines))
+    return tuple(line for line in lines[begins:] if line.startswith("#SBATCH"))
 
 
 def as_allocated(asked: JobSpec, environ: Mapping[str, str]) -> JobSpec:

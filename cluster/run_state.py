@@ -34,6 +34,7 @@ class RunState:
     maybe_job: QueueJob | None = None
     waiting: tuple[str, ...] = ()  # successors in the queue
     never_starts: bool = False
+    ended_as: str = ""  # Slurm's word for the end of the last job, where it knows that still
 
     @property
     def is_over(self) -> bool:
@@ -44,7 +45,8 @@ class RunState:
 def maybe_alive(facts: Facts) -> bool | None:
     """Whether a run's process lives; None when it is on another machine, so that only its heartbeat can tell."""
     last = facts.submissions[-1]
-    submission = {"job_id": last.job_id, "route": last.route, "attempt": 0}
+    no_claim_yet = facts.attempt if not facts.has_begun else -1
+    submission = {"job_id": last.job_id, "route": last.route, "attempt": no_claim_yet}
     with contextlib.suppress(ValueError):
         if maybe_process(facts.run, submission) is not None:
             return True
@@ -94,6 +96,10 @@ def judge_alive(facts: Facts, alive: Sequence[QueueJob]) -> RunState:
     if job.kind != "pending":
         word, because = running_word(facts, job)
         return RunState(word, because, "squeue", job.job_id, job, behind)
+    if facts.is_cancelled:
+        return RunState(
+            "cancelled", f"by its user; to take its job away: scancel {job.job_id}", "squeue", job.job_id, job
+        )
     reason = explain(job.reason)
     word = "requeued" if facts.has_begun else "pending"
     if job.reason == "DependencyNeverSatisfied":
@@ -162,20 +168,24 @@ def judge_local(facts: Facts) -> RunState:
     if facts.verdict and facts.has_begun:
         word, because = ended_word(facts)
         return RunState("stopped" if word == "requeued" else word, because, job_id=job_id)
-    return judge_unjudged(facts, job_id, f"its process has ended{where}")
+    word, because = by_records(facts, f"its process has ended{where}")
+    return RunState(word, because, job_id=job_id)
 
 
-def judge_unjudged(facts: Facts, job_id: str, otherwise: str) -> RunState:
-    """A run without a supervisor, or whose supervisor has died: its events and failures are all there is."""
+def by_records(facts: Facts, otherwise: str) -> tuple[str, str]:
+    """State and reason of a run without a supervisor, or whose supervisor has died, by its events and failures.
+
+    otherwise: the reason where there is none of them.
+    """
     events = [event for event in read_lines(facts.run.events) if event.get("attempt") == facts.attempt]
     stops = [event for event in events if event.get("event") == "stopped"]
     if stops:
-        return RunState("stopped", f"{stops[-1]['signal']}, saved at step {stops[-1]['step']}", job_id=job_id)
+        return "stopped", f"{stops[-1]['signal']}, saved at step {stops[-1]['step']}"
     records = sorted(facts.run.failures.glob(f"a{facts.attempt:04d}_r*.json")) if facts.attempt else []
     failures = sorted((maybe_object(path) for path in records), key=lambda said: str(said.get("time")))
     if failures:
-        return RunState("failed", f"rank {failures[0].get('rank')}: {failures[0].get('exception')}", job_id=job_id)
-    return RunState("failed", otherwise, job_id=job_id)
+        return "failed", f"rank {failures[0].get('rank')}: {failures[0].get('exception')}"
+    return "failed", otherwise
 
 
 def judge_by_folder(facts: Facts) -> RunState:
@@ -200,25 +210,27 @@ def judge_ended(facts: Facts, jobs: Sequence[QueueJob], ends: Mapping[str, str])
     if not facts.job_ids and not jobs and not facts.has_begun:
         return RunState("failed", "its submission was cut short, and Slurm has no job of it")
     job_id = facts.job_ids[-1] if facts.job_ids else ""
-    state, source = (jobs[-1].state, "squeue") if jobs else (ends.get(job_id, ""), "sacct")
-    reason = jobs[-1].reason if jobs else ""
-    told = f"job {job_id} ended as {state}{f' ({reason})' if reason else ''}" if state else f"job {job_id} is gone"
-    source = source if state else "run folder"
+    ended_as, source = (jobs[-1].state, "squeue") if jobs else (ends.get(job_id, ""), "sacct")
+    reason = f" ({jobs[-1].reason})" if jobs and jobs[-1].reason else ""
+    told = f"job {job_id} ended as {ended_as}{reason}" if ended_as else f"job {job_id} is gone"
+    word, because = ended_without_job(facts, ended_as, told)
+    return RunState(word, because, source if ended_as else "run folder", job_id, ended_as=ended_as)
+
+
+def ended_without_job(facts: Facts, ended_as: str, told: str) -> tuple[str, str]:
+    """State and reason of a run of which Slurm has no job any more.  told: how the last one ended, in words."""
     if facts.is_cancelled:
-        return RunState("cancelled", "by its user", source, job_id)
+        return "cancelled", "by its user"
     if facts.has_begun and facts.verdict:
         word, because = ended_word(facts)
         if word == "requeued":  # and then its job left the queue
-            word = "cancelled" if state == "CANCELLED" else "stopped"
             because = f"{because}; {told}, and no job of the run waits"
-            if facts.verdict.get("outcome") == "failed" and word == "stopped":
-                word = "failed"
-        return RunState(word, because, source, job_id)
-    if state == "CANCELLED":
-        return RunState("cancelled", told if facts.has_begun else f"{told} before it began", source, job_id)
+            outcome = "stopped" if facts.verdict.get("outcome") == "stopped" else "failed"
+            word = "cancelled" if ended_as == "CANCELLED" else outcome
+        return word, because
+    if ended_as == "CANCELLED":
+        return "cancelled", told if facts.has_begun else f"{told} before it began"
     if not facts.has_begun:
         early = early_end(facts.run) or f"it left no log, so Slurm could not start it or not open {facts.run.logs}"
-        return RunState("failed", f"{told} before it had started any rank: {early}", source, job_id)
-    if not state:
-        return judge_unjudged(facts, job_id, f"{told}, and left no verdict")
-    return RunState("failed", f"{told}, and left no verdict", source, job_id)
+        return "failed", f"{told} before it had started any rank: {early}"
+    return ("failed", f"{told}, and left no verdict") if ended_as else by_records(facts, f"{told}, and left no verdict")

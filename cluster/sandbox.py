@@ -207,7 +207,10 @@ def _print_status(sandbox: Sandbox) -> bool:
     print(f"{'up' if running else 'down'}: Slurm {sandbox.version} in {sandbox.directory}")
     print(f"nodes: {' '.join(sandbox.nodes)}, {sandbox.gpus_per_node} fake GPUs each")
     print(f"states: {', '.join(states.splitlines()) or 'unknown'}")
-    print(f"ports: slurmctld {sandbox.controller_port}, slurmd {ports[0]}-{ports[-1]}")
+    accounting = (
+        f", slurmdbd {sandbox.slurmdbd_port}, MariaDB {sandbox.database_port}" if sandbox.has_accounting else ""
+    )
+    print(f"ports: slurmctld {sandbox.controller_port}, slurmd {ports[0]}-{ports[-1]}{accounting}")
     if sandbox.network is not None:
         span = " to ".join(dict.fromkeys((*sandbox.addresses.values(),)[:: max(len(sandbox.nodes) - 1, 1)]))
         print(f"network: sb{sandbox.network}, nodes {span}; cut off: {' '.join(cut_off(sandbox)) or 'none'}")

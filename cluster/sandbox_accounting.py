@@ -3,6 +3,8 @@
 Two accounts, `research`, the default one, and `teaching`, both with the user who runs the sandbox; two QOS, `normal`,
 the default one, and `high`, whose jobs preempt those of `normal` by requeue, with grace.  Slurm enforces associations,
 QOS and limits, so a job of an unknown account is refused.
+Debian 13's slurmdbd, 24.11.5, does not start beside its libmariadb3 11.8.9: "Number of columns in result (=1) set
+execeeds maxmimum allowed number of columns (=0)".
 Standard library only.  Sources: slurmdbd.conf(5), sacctmgr(1), Slurm 22.05 and 24.11; mariadb-install-db(1).
 """
 
@@ -16,7 +18,7 @@ import time
 from collections.abc import Mapping
 
 from cluster.sandbox_config import GRACE_S, slurmdbd_conf
-from cluster.sandbox_daemons import START_TIMEOUT_S, run_daemon, start_error
+from cluster.sandbox_daemons import START_TIMEOUT_S, complaints, run_daemon, start_error
 from cluster.sandbox_directory import LOOPBACK, Sandbox
 
 ACCOUNTING_PROGRAMS = ("mariadbd", "mariadb-install-db", "my_print_defaults", "slurmdbd", "sacctmgr")
@@ -96,5 +98,7 @@ def _wait_for_port(sandbox: Sandbox, name: str, address: str, port: int) -> None
         with socket.socket() as probe:
             if probe.connect_ex((address, port)) == 0:
                 return
+        if any("fatal:" in line for line in complaints(sandbox)):
+            raise start_error(sandbox, f"{name} ended")
         time.sleep(0.02)
     raise start_error(sandbox, f"after {START_TIMEOUT_S:.0f} s {name} does not listen at {address}:{port}")

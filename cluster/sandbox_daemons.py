@@ -175,7 +175,7 @@ def _wait_until_idle(sandbox: Sandbox) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     states = ""
     while time.monotonic() < deadline:
-        if any("fatal:" in line or PORT_TAKEN in line for line in _complaints(sandbox)):
+        if any("fatal:" in line or PORT_TAKEN in line for line in complaints(sandbox)):
             raise start_error(sandbox, "a daemon ended")
         states = ask(sandbox, "sinfo", "--noheader", "--partition=low", "--format=%D %T")
         if states.split() == [str(len(sandbox.nodes)), "idle"]:
@@ -186,14 +186,14 @@ def _wait_until_idle(sandbox: Sandbox) -> None:
 
 def start_error(sandbox: Sandbox, what: str) -> Exception:
     """SandboxError with what the logs say, or PortTakenError."""
-    lines = _complaints(sandbox)
+    lines = complaints(sandbox)
     if any(PORT_TAKEN in line for line in lines):
         return PortTakenError()
     reasons = [line for line in lines if "fatal:" in line] or lines
     return SandboxError("\n".join([f"{sandbox.directory}: Slurm did not start: {what}", *reasons[-8:]]))
 
 
-def _complaints(sandbox: Sandbox) -> list[str]:
+def complaints(sandbox: Sandbox) -> list[str]:
     """Lines of the daemons' logs that tell of an error, each with the log's name."""
     layout = sandbox.layout
     logs = [log for log in (*sorted(layout.log.glob("*.log")), layout.munge / "munged.log") if log.exists()]

@@ -40,6 +40,7 @@ class Partition:
     max_time_s: int | None = None
     max_cpus_per_node: int | None = None
     max_memory_per_node_mib: int | None = None
+    has_default_memory: bool = False  # of its own, for jobs that name no amount
     allow_groups: tuple[str, ...] | None = None  # None: all
     allow_accounts: tuple[str, ...] | None = None
     deny_accounts: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class Partition:
     qos: str | None = None  # whose limits hold for all of its jobs
     needs_reservation: bool = False
     is_root_only: bool = False
+    refuses_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,12 @@ def qos(text: str) -> tuple[Qos, ...]:
     )
 
 
+def has_default_memory(facts: Mapping[str, str]) -> bool:
+    """Whether a partition or the configuration says how much memory a job gets that names no amount."""
+    amounts = (facts.get("DefMemPerNode"), facts.get("DefMemPerCPU"), facts.get("DefMemPerGPU"))
+    return any(_number(amount) for amount in amounts) or "DefMemPer" in facts.get("JobDefaults", "")
+
+
 def gres_list(text: str) -> tuple[Gres, ...]:
     """`gpu:a100:4(S:0-1),nvme:1` of a node or a request; a part without a number is one."""
     outside = re.sub(r"\([^)]*\)", "", text)
@@ -242,6 +250,7 @@ def _partition(facts: Mapping[str, str]) -> Partition:
         max_time_s=maybe_seconds(facts.get("MaxTime", "")),
         max_cpus_per_node=_number(facts.get("MaxCPUsPerNode")),
         max_memory_per_node_mib=_number(facts.get("MaxMemPerNode")),
+        has_default_memory=has_default_memory(facts),
         allow_groups=_maybe_listed(facts.get("AllowGroups")),
         allow_accounts=_maybe_listed(facts.get("AllowAccounts")),
         deny_accounts=_words(facts.get("DenyAccounts")),
@@ -250,6 +259,7 @@ def _partition(facts: Mapping[str, str]) -> Partition:
         qos=next(iter(_words(facts.get("QoS"))), None),
         needs_reservation=facts.get("ReqResv") == "YES",
         is_root_only=facts.get("RootOnly") == "YES",
+        refuses_root=facts.get("DisableRootJobs") == "YES",
     )
 
 

@@ -33,9 +33,6 @@ def lines_of(run: Figures, now: datetime) -> list[str]:
 
     now: with a time zone; times of another day carry their date.
     """
-    if run["state"] == "finished":
-        told = [f"accuracy {run['accuracy']:.4f}", f"{run['step']} steps", f"{run['images_per_s']:.0f} images/s"]
-        return [", ".join([*told, f"goodput {run['goodput']:.2f}"])]
     why = ", ".join(why_words(run, now))
     words = [*step_words(run), *speed_words(run), *saved_words(run), *place_words(run)]
     return [*([why] if why else []), *packed(words)]
@@ -66,6 +63,8 @@ def why_words(run: Figures, now: datetime) -> list[str]:
 def step_words(run: Figures) -> list[str]:
     """How far it is."""
     said = [f"attempt {run['attempt']}"] if run["attempt"] > 1 else []
+    if run["state"] == "finished":
+        return [*said, f"{run['step']} steps, {run['epochs']} epochs"]
     if run["total_steps"]:
         said += [f"step {run['step']}/{run['total_steps']}", f"epoch {run['epoch']}/{run['epochs']}"]
     return said

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cluster import slurm
 from cluster.plan import LaunchPlan, write_plan
+from cluster.refusals import keys_to_look_at
 from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, write_atomic
 from cluster.spec import JobSpec, dump_spec
 
@@ -67,10 +68,11 @@ def stage_if_missing(spec: JobSpec, source: Path, overrides: Sequence[str]) -> N
     if staged.exists():
         if spec.dataset.kind == "image_folder":  # the one kind whose source may have changed since
             when = datetime.fromtimestamp(staged.stat().st_mtime).isoformat(sep=" ", timespec="seconds")
-            hint = f"after a change of the images: python -m jobs.stage {source} --force"
+            hint = f"after a change of the images: python -m jobs.stage {shlex.quote(str(source))} --force"
             print(f"using {staged}, staged at {when}; {hint}", file=sys.stderr)
         return
-    done = subprocess.run([sys.executable, "-m", "jobs.stage", str(source), *overrides], stdout=sys.stderr, check=False)
+    command = [sys.executable, "-m", "jobs.stage", str(source.absolute()), *overrides]  # absolute: never an option
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode != 0:
         raise SubmissionError(f"dataset: {spec.dataset.kind} could not be staged; nothing was submitted", EXIT_USAGE)
 
@@ -123,10 +125,10 @@ def maybe_taken(run: RunFolder, environ: Mapping[str, str], *, timeout_s: float)
     return alive[-1] if alive else None
 
 
-def refusal(words: str, run: RunFolder, undo: Callable[[], None]) -> SubmissionError:
+def refusal(words: str, run: RunFolder, undo: Callable[[], None], flags: Mapping[str, object]) -> SubmissionError:
     """What to tell the user when sbatch failed; its own words are part of it.
 
-    undo: called where nothing was submitted for sure.
+    undo: called where nothing was submitted for sure.  flags: what sbatch was given.
     """
     words = words.strip()
     if is_unknown(words):
@@ -142,4 +144,6 @@ def refusal(words: str, run: RunFolder, undo: Callable[[], None]) -> SubmissionE
         return SubmissionError(
             f"{words}\nSlurm was not reached; nothing was submitted. To find out: scontrol ping", EXIT_UNREACHED
         )
-    return SubmissionError(f"{words}\nSlurm refused the job; nothing was submitted", EXIT_REFUSED)
+    keys = keys_to_look_at(words, flags)
+    asked = f"; it was asked for {keys}" if keys else ""
+    return SubmissionError(f"{words}\nSlurm refused the job{asked}; nothing was submitted", EXIT_REFUSED)

@@ -230,11 +230,11 @@ def start(request: Request, plan: LaunchPlan, environ: Mapping[str, str], undo: 
         with contextlib.redirect_stderr(io.StringIO()), ignored(signal.SIGINT):
             return str(executor.submit(os.execv, command[0], command).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        raise refusal(str(error), run, undo) from None
+        raise refusal(str(error), run, undo, plan.sbatch) from None
     except OSError as error:
         if error.filename != "sbatch":  # a full disk, say: the job may be in the queue, and its folder is left alone
             raise
-        raise refusal(str(error), run, undo) from None
+        raise refusal(str(error), run, undo, plan.sbatch) from None
 
 
 def put_in_beforehand(run: RunFolder, plan: LaunchPlan, job_id: str, environ: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ anybody from what the run folders tell.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from cluster.index import cluster_name, is_of
 from cluster.owner import LOCAL_ROUTES
 from cluster.queue import ANSWER_S, FIELDS, QueueJob, ask_queue, recorded_ends
 from cluster.run_state import BAD, LIVE, RunState, judge
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, FormatError, RunFolder
+from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, FormatError, RunError, RunFolder, UsageError
 
 NUM_READERS = 8  # of run folders at a time: shared storage answers many as fast as one
 MAX_RECORDED = 200  # jobs that accounting is asked for; a longer list fails at some sites
@@ -60,9 +60,9 @@ def exit_code_of(sight: Sight) -> int:
 def look_at(run: RunFolder, environ: Mapping[str, str], timeout_s: float = ANSWER_S) -> Sight:
     """Look at one run: its folder, squeue if it has jobs, and accounting where both are silent.
 
-    Raises FormatError: another release wrote it.
+    Raises UsageError: another release wrote it, or a file of it is damaged.
     """
-    facts = read_facts(run)
+    facts = facts_of(run)
     queue: Queue = {}
     error = ""
     if not facts.is_local and not facts.summary:
@@ -71,7 +71,7 @@ def look_at(run: RunFolder, environ: Mapping[str, str], timeout_s: float = ANSWE
         else:
             whose: dict[str, Any] = {"job_ids": facts.job_ids} if facts.job_ids else {"user": str(os.getuid())}
             queue, error = ask(lambda: ask_queue(environ, **whose, timeout_s=timeout_s))
-            facts = read_facts(run)  # what happened while Slurm was thinking
+            facts = facts_of(run)  # what happened while Slurm was thinking
     forgotten = [] if queue is None else unexplained([facts], queue)
     state = judge(facts, queue, recorded_ends(forgotten, environ, timeout_s))
     return Sight((View(facts, state),), error)
@@ -111,7 +111,7 @@ def look_at_all(
     lines, here = indexed(environ), cluster_name(environ)
     if maybe_root is not None:
         lines = {path: own for path, own in lines.items() if maybe_root in Path(path).parents}
-    elsewhere = {path for path, own in lines.items() if not is_of(here, own[-1])}
+    elsewhere = {path: str(own[-1]["cluster"]) for path, own in lines.items() if not is_of(here, own[-1])}
     with ThreadPoolExecutor(NUM_READERS + 1) as pool:
         asked = pool.submit(ask_for_all, lines.values(), environ, timeout_s)
         first = list(lines)[:newest]
@@ -121,9 +121,17 @@ def look_at_all(
         read |= dict(zip(more, pool.map(maybe_facts, more, [lines[path] for path in more]), strict=True))
     found = [one for path in lines if isinstance(one := read.get(path), Facts)]
     ends = {} if queue is None else recorded_ends(unexplained(found, queue), environ, timeout_s)
-    views = [View(one, judge(one, None if str(one.run.path) in elsewhere else queue, ends)) for one in found]
+    views = [View(one, judge_here(one, elsewhere.get(str(one.run.path)), queue, ends)) for one in found]
     kept = [view for view in views if str(view.facts.run.path) in first or not view.state.is_over]
-    return Sight(tuple(kept), error, tuple(str(one) for one in read.values() if isinstance(one, FormatError)))
+    return Sight(tuple(kept), error, tuple(str(one) for one in read.values() if isinstance(one, UsageError)))
+
+
+def judge_here(facts: Facts, maybe_cluster: str | None, queue: Queue, ends: Mapping[str, str]) -> RunState:
+    """Where a run stands; of one whose job is of another cluster only its folder can tell."""
+    if maybe_cluster is None:
+        return judge(facts, queue, ends)
+    state, note = judge(facts, None, {}), f"its job is of cluster {maybe_cluster}"
+    return state if state.is_over else replace(state, because=f"{state.because}; {note}" if state.because else note)
 
 
 def ask_for_all(
@@ -135,14 +143,28 @@ def ask_for_all(
     return ask(lambda: ask_queue(environ, user=str(os.getuid()), timeout_s=timeout_s))
 
 
-def maybe_facts(path: str, lines: Sequence[Mapping[str, Any]]) -> Facts | FormatError | None:
+def maybe_facts(path: str, lines: Sequence[Mapping[str, Any]]) -> Facts | UsageError | None:
     """What a run folder says; None when it is gone."""
     try:
-        return read_facts(RunFolder(Path(path)), submissions_of(lines))
-    except FormatError as error:
+        return facts_of(RunFolder(Path(path)), submissions_of(lines))
+    except UsageError as error:
         return error
     except OSError:
         return None
+
+
+def facts_of(run: RunFolder, submissions: tuple[Submission, ...] | None = None) -> Facts:
+    """What a run folder says.
+
+    Raises FormatError: another release wrote it.  Raises RunError: a file of it is damaged.
+    Raises FileNotFoundError: it is gone.
+    """
+    try:
+        return read_facts(run, submissions)
+    except FormatError:
+        raise
+    except ValueError as error:  # of json
+        raise RunError(f"{run.path} holds a damaged file: {error}") from None
 
 
 def may_live(lines: Sequence[Mapping[str, Any]], queue: Queue) -> bool:

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from cluster.attempts import Attempt, read_attempts
-from cluster.causes import RESUME, advise
+from cluster.causes import BY_SLURM, RESUME, advise
 from cluster.index import find_run
 from cluster.reasons import explain
 from cluster.run_state import BAD
@@ -29,6 +29,7 @@ from cluster.view import View, exit_code_of, look_at
 
 NUM_LINES = 10
 NUM_TRACEBACK_LINES = 4
+FOR_GOOD = "submit it anew: cluster.cancel ends a run for good"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Reason:
     kind: str = ""  # the class, and what it means
     to_do: str = ""
     look: str = ""  # the file to read
+    cause_name: str = ""  # the class alone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,15 +76,23 @@ def find_reason(view: View, attempts: Sequence[Attempt], environ: Mapping[str, s
     run = facts.run
     count = f", attempt {facts.attempt}" if facts.attempt else ""
     head = f"{run.path.parent.name} {run.run_id}: {state.word}{count}"
-    if state.maybe_job is not None and state.maybe_job.kind == "pending":
+    if state.maybe_job is not None and state.maybe_job.kind == "pending" and not facts.is_cancelled:
         return waiting(view, head, now)
     if state.word not in ("failed", "cancelled", "stopped"):
         return Reason(head, state.because)
     word = "" if facts.is_local else slurm_word(state.job_id, run, environ)
     if facts.verdict and facts.has_begun:
         return of_verdict(view, head, word)
-    to_do = RESUME if facts.has_begun else early_to_do(view)
-    return Reason(head, state.because, slurm=word, to_do=filled(to_do, run), look=last_log(run, facts.attempt))
+    return without_verdict(view, head, word)
+
+
+def without_verdict(view: View, head: str, slurm: str) -> Reason:
+    """Why a run has ended whose last job left no verdict; Slurm's word is then all there is."""
+    facts, state = view.facts, view.state
+    cause = BY_SLURM.get(state.ended_as, "lost") if facts.has_begun else ""
+    kind = f"{cause}: {advise(cause).text}" if cause else ""
+    to_do = filled(early_to_do(view, cause), facts.run)
+    return Reason(head, state.because, (), slurm, kind, to_do, last_log(facts.run, facts.attempt), cause)
 
 
 def waiting(view: View, head: str, now: datetime) -> Reason:
@@ -118,13 +128,18 @@ def of_verdict(view: View, head: str, slurm: str) -> Reason:
         traceback_of(run, attempt, verdict),
         slurm,
         f"{cause}: {advice.text}{why}",
-        filled(advice.to_do, run),
+        FOR_GOOD if view.facts.is_cancelled else filled(advice.to_do, run),
         look,
+        cause,
     )
 
 
-def early_to_do(view: View) -> str:
-    """What to do about a run none of whose ranks was started."""
+def early_to_do(view: View, cause: str) -> str:
+    """What to do about a run whose last job left no verdict.  cause: its class; empty where no rank was started."""
+    if view.facts.is_cancelled:
+        return FOR_GOOD
+    if cause:
+        return advise(cause).to_do
     if "left no log" in view.state.because:
         return f"is {view.facts.run.logs} on storage that the nodes see? then submit it anew"
     return f"correct it; then {RESUME}" if view.state.word == "failed" else RESUME
@@ -183,7 +198,7 @@ def as_object(view: View, reason: Reason, attempts: Sequence[Attempt]) -> dict[s
         "job_id": state.job_id or None,
         "state": state.word,
         "cause": reason.cause or None,
-        "class": verdict.get("cause"),
+        "class": reason.cause_name or None,
         "rank": verdict.get("rank"),
         "node": verdict.get("node"),
         "traceback": list(reason.traceback),

@@ -21,7 +21,7 @@ from cluster.runs import RunFolder, SupersededError
 log = logging.getLogger("run")
 
 POLL_S = 30.0  # after which lines that a full disk kept back are looked for
-LAST_S = 60.0  # for the last lines
+LAST_S = 10.0  # for the last lines; Slurm may be about to kill this process
 
 
 class Mirror(threading.Thread):
@@ -41,7 +41,7 @@ class Mirror(threading.Thread):
         self._wake.set()
 
     def end(self) -> None:
-        """Return once all lines are mirrored."""
+        """Return once all lines are mirrored, or LAST_S have passed; the next attempt would do the rest."""
         self._is_over = True
         self._wake.set()
         self.join(LAST_S)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunFolder
 from cluster.signals import STOP_SIGNALS, StopFlag
-from cluster.spec import JobSpec, check_packages
+from cluster.spec import JobSpec
 from jobs import alarm
 from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
@@ -69,7 +69,6 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
 
     What this rank can find wrong by itself comes first: the others need not wait for it.
     """
-    check_packages(spec)
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
     use_device(device, spec)

@@ -16,7 +16,7 @@ from pathlib import Path
 from cluster.rank import ATTEMPT_VARIABLE, SPEC_VARIABLE, RankEnv, read_rank
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED, make_logger
 from cluster.signals import StopFlag
-from cluster.spec import JobSpec, faults_allowed, load_spec
+from cluster.spec import JobSpec, check_packages, faults_allowed, load_spec
 from jobs import alarm
 from jobs.failure import Whereabouts, leave
 
@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             allow_faults=faults_allowed(os.environ),
             maybe_text=os.environ.get(SPEC_VARIABLE) if args.run_dir else None,
         )
+        check_packages(spec)
         os.environ.update(library_variables(spec, os.environ))
         return attend(spec, env, stop, where, began_s)
     except Exception as error:
@@ -74,7 +75,8 @@ def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, bega
     os.environ.update(network_variables(env, os.environ))
     session = join(spec, env, stop, where, os.environ)
     where.maybe_run_dir, where.attempt = session.run.path, session.attempt
-    session.run.take_umask()
+    if env.rank == 0:  # who writes; a new folder may take a while to be seen on other nodes
+        session.run.take_umask()
     if is_finished(session):
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
         return EXIT_FINISHED

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.checkpoints import HEAD, Checkpoint, age_text, find_checkpoints, main, table, verify_all
+from cluster.checkpoints import HEAD, Checkpoint, find_checkpoints, main, table, verify_all
+from cluster.progress import age
 from cluster.runs import RunFolder, digest_of, write_json
 from jobs.checkpoint import load_newest, save
 from jobs.digest import weights_sha256
@@ -95,7 +96,7 @@ def test_large_numbers_fit_80_columns() -> None:
     ("age_s", "text"), [(0.4, "0 s"), (59.0, "59 s"), (60.0, "1 min"), (7200.0, "2 h"), (172_800.0, "2 d")]
 )
 def test_age_is_one_number_and_its_unit(age_s: float, text: str) -> None:
-    assert age_text(age_s) == text
+    assert age(age_s) == text
 
 
 def test_run_without_checkpoints_says_so(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from cluster import fit
 from cluster.fit import judge
 from cluster.site import Site
+from cluster.site_answers import Limits, Qos
 from tests.sites import recorded_site
 from tests.specs import load
 
@@ -16,6 +17,8 @@ FITS = {"name": "demo", "time_limit": "60", "nodes": "1", "account": "teaching"}
 
 
 def verdict_of(tmp_path: Path, site: Site, **keys: str) -> fit.Verdict:
+    if "long" in keys.get("partition", "") and not any(key.startswith("memory") for key in keys):
+        keys["memory_per_node"] = "1G"
     text = "".join(f"{key}: {value}\n" for key, value in (FITS | keys).items() if value)
     return judge(load(tmp_path, text + "train: {global_batch_size: 512}\n"), site)
 
@@ -132,6 +135,9 @@ def test_spec_inside_the_limits_has_no_problem(tmp_path: Path, site: Site, keys:
           "most that",
           "memory_per_node: 245760 MiB in all are over the limit of QOS capped of partition long, MaxTRES mem=102400M; "
           "ask for at most that, or use another partition"]),
+        ({"partition": "long", "memory_per_node": ""},
+         ["memory_per_node: is needed: partition long has MaxMemPerNode=200000, and this cluster no default; use at "
+          "most 200000M"]),
         # Features.
         ({"constraint": "a10"}, ["constraint: 'a10' is a feature of no node; did you mean a100?"]),
         ({"constraint": "a100|xyz"},
@@ -250,13 +256,37 @@ def test_partition_for_other_groups_or_for_root_is_refused(tmp_path: Path, site:
     ]
 
 
-def test_cluster_without_a_default_partition_wants_one_unless_a_plug_in_chooses(tmp_path: Path, site: Site) -> None:
+def test_partition_that_refuses_root_refuses_root_alone(tmp_path: Path, site: Site) -> None:
+    closed = replace(site, partitions=tuple(replace(p, refuses_root=True) for p in site.partitions or ()))
+    assert verdict_of(tmp_path, closed).problems == ()
+    assert found(verdict_of(tmp_path, replace(closed, is_root=True)).problems) == [
+        "partition: gpu takes no jobs of root; submit as another user"
+    ]
+
+
+def test_cluster_without_a_default_partition_wants_one(tmp_path: Path, site: Site) -> None:
     none = replace(site, partitions=tuple(replace(p, is_default=False) for p in site.partitions or ()))
     assert found(verdict_of(tmp_path, none).problems) == [
         "partition: is needed: this cluster has no default; use gpu, lab, long, old"
     ]
-    with_plugin = replace(none, config={**(none.config or {}), "JobSubmitPlugins": "lua"})
-    assert verdict_of(tmp_path, with_plugin).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("partition", "'any' is no partition of this cluster; there are gpu, lab, long, old"),
+        ("account", "'any' is no account of this cluster; there are research, teaching"),
+        ("qos", "'any' is no QOS of this cluster; there are capped, forbidden, high, normal, tiny"),
+    ],
+)
+def test_unknown_name_is_only_warned_of_where_a_plug_in_may_know_it(
+    tmp_path: Path, site: Site, key: str, message: str
+) -> None:
+    with_plugin = replace(site, config={**(site.config or {}), "JobSubmitPlugins": "lua"})
+    verdict = verdict_of(tmp_path, with_plugin, **{key: "any"})
+    assert (verdict.problems, found(verdict.warnings)) == ((), [f"{key}: {message}"])
+    assert found(verdict_of(tmp_path, site, **{key: "any"}).problems) == [f"{key}: {message}"]
+    assert len(verdict_of(tmp_path, with_plugin, time_limit="9-0").problems) == 1
 
 
 def test_qos_may_lift_a_partitions_limits_and_has_its_own(tmp_path: Path, site: Site) -> None:
@@ -276,6 +306,47 @@ def test_qos_may_lift_a_partitions_limits_and_has_its_own(tmp_path: Path, site: 
         "cpus_per_task: 32 CPUs in all are over the limit of QOS tiny, GrpTRES cpu=30; ask for at most that, or use "
         "another qos",
     ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        (Limits(max_tres_per_node={"gres/gpu": 1}),
+         "gpus_per_node: 2 GPUs in a node are over the limit of QOS high, MaxTRESPerNode gres/gpu=1; ask for at most "
+         "that, or use another qos"),
+        (Limits(max_tres={"gres/gpu:a100": 3}),
+         "gpus_per_node: 4 a100 GPUs in all are over the limit of QOS high, MaxTRES gres/gpu:a100=3; ask for at most "
+         "that, or use another qos"),
+        (Limits(max_tres_per_user={"node": 1}),
+         "nodes: 2 nodes in all are over the limit of QOS high, MaxTRESPerUser node=1; ask for at most that, or use "
+         "another qos"),
+        (Limits(grp_tres={"mem": 1000}),
+         "memory_per_node: 2048 MiB in all are over the limit of QOS high, GrpTRES mem=1000M; ask for at most that, or "
+         "use another qos"),
+        (Limits(min_tres={"node": 3}), "nodes: 2 is under the limit of QOS high, MinTRES node=3; use 3"),
+    ],
+)  # fmt: skip
+def test_every_limit_of_a_qos_is_held_against_what_the_job_asks_for(
+    tmp_path: Path, site: Site, limits: Limits, problem: str
+) -> None:
+    keys = {"nodes": "2", "gpus_per_node": "a100:2", "memory_per_node": "1G", "qos": "high"}
+    assert verdict_of(tmp_path, site, **keys).problems == ()
+    limited = replace(site, qos=tuple(replace(q, limits=limits) if q.name == "high" else q for q in site.qos or ()))
+    assert found(verdict_of(tmp_path, limited, **keys).problems) == [problem]
+    unenforced = replace(limited, config={**(site.config or {}), "AccountingStorageEnforce": "associations,qos"})
+    assert verdict_of(tmp_path, unenforced, **keys).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit"), [((), "capped of partition long, MaxTRES cpu=20"), (("OverPartQOS",), "high, MaxTRES cpu=10")]
+)
+def test_qos_of_a_partition_counts_before_the_jobs_unless_that_says_so(
+    tmp_path: Path, site: Site, flags: tuple[str, ...], limit: str
+) -> None:
+    high = Qos("high", frozenset(flags), Limits(max_tres={"cpu": 10}))
+    limited = replace(site, qos=tuple(high if qos.name == "high" else qos for qos in site.qos or ()))
+    (problem,) = verdict_of(tmp_path, limited, qos="high", partition="long", nodes="3", cpus_per_task="7").problems
+    assert problem.message.split("; ")[0] == f"21 CPUs in all are over the limit of QOS {limit}"
 
 
 @pytest.mark.parametrize("unlearned", ["partitions", "nodes", "reservations", "config", "associations", "qos"])

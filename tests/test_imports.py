@@ -18,7 +18,7 @@ STANDARD = sys.stdlib_module_names | {"cluster"}
 BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
     "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints",
-    "site", "site_answers", "features",
+    "site", "site_answers", "features", "refusals",
     "disk", "prune",
     "status", "logs", "why", "follow", "comment",
     "start", "setup", "container", "worktree", "code", "provenance", "keep",

@@ -14,7 +14,8 @@ from cluster.spec import JobSpec
 from jobs.control import Control
 from jobs.deadlines import Phase
 from jobs.digest import weights_sha256
-from jobs.loop import Loop, NanLossError, percentile
+from jobs.done import percentile
+from jobs.loop import Loop, NanLossError
 from jobs.pace import SlowRank
 from jobs.state import TrainState
 from jobs.watchdog import Watch

@@ -69,6 +69,15 @@ def test_misfit_of_a_key_that_is_not_in_the_file_names_the_key(folder: Path) -> 
     )  # fmt: skip
 
 
+def test_node_that_is_gone_is_named_with_the_key_that_left_it_out(folder: Path) -> None:
+    (folder / "spec.yaml").write_text("name: demo\ntime_limit: 60\nexclude: n1,h200-dev-145-040\n")
+    done = submit(folder, "spec.yaml")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["spec.yaml:3: exclude: 'h200-dev-145-040' is no node of this cluster; there are n1, n2, n3, n4", HINT],
+    )
+
+
 def test_dry_run_judges_as_a_submission_does(folder: Path) -> None:
     done = submit(folder, "spec.yaml", "--dry-run", "gpus_per_node=a100:4", "sbatch.gres=nvme:1", "nodes=1")
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [f"spec.yaml:3: {TIME}", HINT])

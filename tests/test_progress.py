@@ -84,7 +84,25 @@ def test_line_without_a_terminal_is_printed_when_it_is_new() -> None:
 def test_bar_is_drawn_where_lines_can_be_written_over(
     out: io.StringIO, environ: dict[str, str], quiet: bool, kind: type
 ) -> None:
-    with shown_on(out, environ, quiet=quiet) as shown:
+    with shown_on(out, environ, maybe_errors=io.StringIO() if quiet else None) as shown:
         assert type(shown) is kind
         shown.wait("starting")
         shown.progress(ALL)
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "xterm"}, {}], ids=["terminal", "plain"])
+def test_line_of_the_log_stays_in_one_piece_above_the_bar(environ: dict[str, str]) -> None:
+    out = Terminal()
+    with shown_on(out, environ) as shown:
+        shown.progress(ALL)
+        shown.log(b"run folder: /" + b"long/" * 40 + b"[red]\xff\n")
+    assert "run folder: /" + "long/" * 40 + "[red]\ufffd\n" in out.getvalue()
+
+
+def test_log_goes_to_standard_error_where_the_output_is_json() -> None:
+    out, errors = Terminal(), io.StringIO()
+    with shown_on(out, {"TERM": "xterm"}, maybe_errors=errors) as shown:
+        shown.wait("starting")
+        shown.progress(ALL)
+        shown.log(b"one\n")
+    assert (out.getvalue(), errors.getvalue()) == ("", "one\n")

@@ -358,7 +358,7 @@ def test_run_of_another_release_is_not_touched(environ: Path, capsys: pytest.Cap
     run = finish(make_run(environ))
     write_json(run.verdict(2), {"format_version": 2})
     code, shown = ask("demo", "--yes", capsys=capsys)
-    assert (code, shown["runs"][0]["state"]) == (4, "unknown")
+    assert (code, shown["runs"][0]["state"]) == (1, "unreadable")
 
 
 def test_table_fits_80_columns_and_says_what_was_left_alone(environ: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,3 +122,26 @@ def test_wrong_spec_makes_no_run_folder(spec: Path, tmp_path: Path, environ: dic
     with pytest.raises(RunError):
         raw.make_run(spec, ["nodes=many"], "17", environ)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "late"),
+    [
+        ("#!/bin/bash\n#SBATCH --nodes=4\n\n# why\n#SBATCH --time=60\nexec python\n", ()),
+        (
+            "#!/bin/bash\n#SBATCH --nodes=4\nmodule load cuda\n  #SBATCH --time=60\ntrap : USR1\n#SBATCH --mem=1G\n",
+            ("#SBATCH --time=60", "#SBATCH --mem=1G"),
+        ),
+        ("", ()),
+    ],
+)
+def test_directives_below_the_first_command_are_found(script: str, late: tuple[str, ...]) -> None:
+    assert raw.late_directives(script) == late
+
+
+def test_flags_that_sbatch_did_not_read_are_warned_of(
+    spec: Path, tmp_path: Path, environ: dict[str, str], log: pytest.LogCaptureFixture
+) -> None:
+    put_answer(tmp_path / "bin", "scontrol", "#!/bin/bash\nmodule load cuda\n#SBATCH --time=60\n")
+    raw.make_run(spec, [], "17", {**environ, "ENVIRONMENT": "BATCH"})
+    assert log.messages == ["sbatch does not read what is below a script's first command; move up: #SBATCH --time=60"]

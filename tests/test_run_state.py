@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -211,6 +213,8 @@ def test_mark_of_a_cancel_counts_at_once(run: RunFolder) -> None:
     begin(run, phase="training")
     run.cancel_mark.write_text("{}")
     assert state(run, JOB)[0] == state(run)[0] == state_without_slurm(run)[0] == "cancelled"
+    still = ("cancelled", "by its user; to take its job away: scancel 17", "squeue")
+    assert state(run, pending("Priority")) == still
 
 
 # Field report 22: no answer is no absence.
@@ -224,6 +228,12 @@ def test_run_is_as_its_folder_says_while_slurm_does_not_answer(run: RunFolder) -
     assert state_without_slurm(run)[0] == "starting"
     end(run, action="requeue", **STOPPED)
     assert state_without_slurm(run) == ("requeued", STOPPED["reason"], "run folder")
+
+
+def test_end_of_a_job_is_kept_in_slurms_word(run: RunFolder) -> None:
+    assert judge(read_facts(run), {"17": replace(JOB, state="TIMEOUT")}, {}).ended_as == "TIMEOUT"
+    assert judge(read_facts(run), {}, {"17": "NODE_FAIL"}).ended_as == "NODE_FAIL"
+    assert judge(read_facts(run), {}, {}).ended_as == ""
 
 
 def test_job_of_the_same_number_that_is_not_ours_is_not_taken_for_it(run: RunFolder) -> None:
@@ -294,6 +304,20 @@ def test_local_run_is_where_its_process_is(tmp_path: Path, start_supervisor: Cal
     assert state(run) == ("failed", "its process has ended", "run folder")
     run.append_event("stopped", attempt=1, job_id="1", step=40, signal="SIGTERM")
     assert state(run) == ("stopped", "SIGTERM, saved at step 40", "run folder")
+
+
+def test_local_run_that_was_submitted_again_is_starting_before_its_first_claim(tmp_path: Path) -> None:
+    run = local_run(tmp_path, "local")
+    begin(run, phase="training")
+    end(run)
+    time.sleep(0.002)
+    controller = subprocess.Popen([sys.executable, "-c", "input()", str(run.submitit)], stdin=subprocess.PIPE)
+    run.append_event("submitted", attempt=1, job_id=str(controller.pid), route="local")
+    while str(run.submitit).encode() not in Path(f"/proc/{controller.pid}/cmdline").read_bytes():
+        pass  # between fork and exec it has our command line
+    assert state(run) == ("starting", "", "process")
+    controller.communicate(b"\n")
+    assert state(run) == ("failed", "its process has ended", "run folder")
 
 
 def test_failure_of_a_run_without_a_supervisor_is_told_by_its_first_record(tmp_path: Path) -> None:

@@ -156,7 +156,10 @@ def test_configuration_without_kill_wait_is_an_error(tmp_path: Path) -> None:
         ("8:00:00\n", 28_800),
         ("10:00\n", 600),
         ("0:30", 30),
+        ("365-00:00:00\n", 31_536_000),
         ("UNLIMITED\n", None),
+        ("Partition_Limit\n", None),
+        ("INVALID\n", None),
         ("", None),
     ],
 )

@@ -79,6 +79,10 @@ UNREACHED = "Slurm was not reached; nothing was submitted. To find out: scontrol
 REFUSED = "Slurm refused the job; nothing was submitted"
 
 
+def asked_for(keys: str) -> str:
+    return f"Slurm refused the job; it was asked for {keys}; nothing was submitted"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where a user stands: a spec, its data set staged, and a folder `bin` that is all of PATH."""
@@ -165,7 +169,7 @@ def test_run_root_that_cannot_be_written_ends_with_2(folder: Path) -> None:
     ("words", "exit_code", "advice"),
     [
         ("", 4, UNREACHED),
-        (FAILED + "Invalid qos specification", 3, REFUSED),
+        (FAILED + "Invalid feature specification", 3, REFUSED),
     ],
     ids=["sbatch is not on PATH", "sbatch refuses"],
 )
@@ -298,9 +302,9 @@ def test_index_that_cannot_be_written_does_not_lose_the_job(folder: Path) -> Non
     ("words", "exit_code", "advice"),
     [
         (FAILED + "Invalid partition name specified", 3, REFUSED),
-        (FAILED + "Requested node configuration is not available", 3, REFUSED),
+        (FAILED + "Requested node configuration is not available", 3, asked_for("nodes: 1, tasks_per_node: 1")),
         (FAILED + "Invalid account or account/partition combination specified", 3, REFUSED),
-        ("sbatch: error: Invalid --time specification", 3, REFUSED),
+        ("sbatch: error: Invalid --time specification", 3, asked_for("time_limit: 01:00:00")),
         (FAILED + "Unable to contact slurm controller (connect failure)", 4, UNREACHED),
         ("[Errno 2] No such file or directory: 'sbatch'", 4, UNREACHED),
         ("[Errno 13] Permission denied: 'sbatch'", 4, UNREACHED),
@@ -334,7 +338,9 @@ def told_of(folder: Path, words: str, *, is_new: bool) -> tuple[str, int, bool]:
     run = RunFolder(folder / "demo" / "a")
     shutil.rmtree(run.path, ignore_errors=True)
     run.make()
-    error = refusal(f"{words}\n", run, removal_of(run) if is_new else undo_of(run))
+    (folder / "plain.yaml").write_text("name: demo\ntime_limit: 60\n")
+    flags = make_plan(load_spec(Path("plain.yaml"), cwd=folder), run, python=sys.executable).sbatch
+    error = refusal(f"{words}\n", run, removal_of(run) if is_new else undo_of(run), flags)
     assert isinstance(error, SubmissionError)
     return str(error), error.exit_code, run.path.exists()
 
@@ -348,7 +354,8 @@ def test_refused_resumption_gives_the_run_its_files_back(folder: Path) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path.parent != run.submitit}
     put_answer(folder / "bin", "sbatch", errors=FAILED + "Invalid partition name specified", exit_code=1)
     done = submit(folder, "--resume", str(run.path), "train.epochs=90", "partition=gpu")
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (3, REFUSED)
+    asked = "Slurm refused the job; it was asked for partition: gpu; nothing was submitted"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (3, asked)
     after = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path.parent != run.submitit}
     added = after.pop(run.events).removeprefix(before.pop(run.events)).decode()
     assert [json.loads(line)["event"] for line in added.splitlines()] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.index import index_path, register
-from cluster.runs import append_line
+from cluster.runs import RunError, append_line
 from cluster.view import look_at, look_at_all
 from tests.executables import put_answer, put_executable
 from tests.run_folders import answer_with, asked, environment, make_run
@@ -74,6 +74,8 @@ def test_job_id_of_another_cluster_is_not_looked_up_in_this_one(tmp_path: Path, 
         make_run(tmp_path, environ, job, "pending", cluster=name) for job, name in ((1, "here"), (2, "there"), (3, ""))
     ]
     assert seen(environ) == {"0003": "starting", "0002": "pending", "0001": "starting"}
+    away = look_at_all(environ, newest=None).views[1].state
+    assert (away.because, away.source) == ("as of its submission; its job is of cluster there", "run folder")
     sight = look_at(runs[1], environ)
     assert (sight.views[0].state.word, sight.slurm_error) == ("pending", "its job is of cluster there: ask there")
 
@@ -110,6 +112,18 @@ def test_run_of_another_release_is_told_and_hides_no_other(tmp_path: Path, envir
     sight = look_at_all(environ, newest=None)
     assert [view.facts.run.run_id for view in sight.views] == ["run-0001"]
     assert len(sight.unreadable) == 1
+
+
+def test_run_with_a_damaged_file_is_told_and_hides_no_other(tmp_path: Path, environ: dict[str, str]) -> None:
+    make_run(tmp_path, environ, 1)
+    damaged = make_run(tmp_path, environ, 2, "failed")
+    damaged.verdict(1).write_text('{"outcome": "fai')
+    sight = look_at_all(environ, newest=None)
+    assert [view.facts.run.run_id for view in sight.views] == ["run-0001"]
+    error = "Unterminated string starting at: line 1 column 13 (char 12)"
+    assert sight.unreadable == (f"{damaged.path} holds a damaged file: {error}",)
+    with pytest.raises(RunError):
+        look_at(damaged, environ)
 
 
 # Field report 25: squeue, then accounting, then our own files.

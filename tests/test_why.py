@@ -176,6 +176,7 @@ def test_waiting_run_says_why_and_whether_that_ends(
         *([f"to do  {to_do}"] if to_do else []),
     ]
     assert why(environ, "16") == (lines, code)
+    assert json.loads(why(environ, "16", "--json")[0][0])["class"] is None
 
 
 def test_requeued_run_says_what_happened_and_why_it_waits(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -226,6 +227,43 @@ def test_job_without_any_log_says_where_slurm_looked_for_it(tmp_path: Path, envi
             "Slurm  job 18 is no longer known",
             f"to do  is {run.logs} on storage that the nodes see? then submit it anew",
         ],
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        ("TIMEOUT", "time limit"),
+        ("OUT_OF_MEMORY", "out of memory"),
+        ("NODE_FAIL", "node failure"),
+        ("PREEMPTED", "preempted"),
+        ("FAILED", "lost"),
+    ],
+)
+def test_job_that_left_no_verdict_has_the_class_that_slurm_says(
+    tmp_path: Path, environ: dict[str, str], state: str, kind: str
+) -> None:
+    run = make_run(tmp_path, environ, 18, "training")
+    answer_with(tmp_path, f"18|{state}|N/A|1:00|||None|{run.path}/s\n")
+    lines, code = why(environ, "18")
+    assert lines[:5] == [
+        "demo run-0018: failed, attempt 1",
+        f"why    job 18 ended as {state}, and left no verdict",
+        "Slurm  job 18 is no longer known",
+        f"class  {kind}: {advise(kind).text}",
+        f"to do  {advise(kind).to_do.replace('RUN_DIR', str(run.path))}",
+    ]
+    assert code == 1
+
+
+def test_run_that_was_cancelled_for_good_is_not_to_be_resumed(tmp_path: Path, environ: dict[str, str]) -> None:
+    run = make_run(tmp_path, environ, 18, "pending")
+    run.cancel_mark.write_text("{}")
+    lines, code = why(environ, "18")
+    assert (lines[1], lines[-1], code) == (
+        "why    by its user",
+        "to do  submit it anew: cluster.cancel ends a run for good",
         1,
     )
 

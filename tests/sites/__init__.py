@@ -8,6 +8,7 @@ old             n4; State=DRAIN
 n1 n2 have 4 a100 each, n3 has 2 h100, n4 none; n1 also 2 nvme; n2 is drained.  SelectTypeParameters=CR_CORE_MEMORY.
 daemon may charge research, the default, in partition long only (QOS normal, MaxWall=30, node=3, MaxJobs=4), and
 teaching (QOS normal, high); QOS tiny: MaxWall=10, node=2, cpu=30 in all; forbidden is nobody's, as is account outside.
+On 24.11.5 there is no accounting, and so long has no QOS, and both reservations are root's.
 """
 
 import shlex
@@ -17,7 +18,7 @@ from cluster.site import SACCTMGR, SCONTROL, Site, make_site
 from tests.executables import put_executable
 
 HERE = Path(__file__).parent
-VERSIONS = ("22.05.8",)
+VERSIONS = ("22.05.8", "24.11.5")
 
 
 def answers(version: str = VERSIONS[0]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster.sandbox import Sandbox, SandboxError, down, isolating_programs, missing_programs, up, without_slurm
+from cluster.sandbox_accounting import ACCOUNTING_PACKAGES, ACCOUNTING_PROGRAMS
 from cluster.sandbox_hosts import HOSTS
 from tests.slurm.required import NO_NAMESPACES, RequiredTests
 
@@ -68,6 +69,12 @@ def skip_without_slurm() -> None:
     if missing := missing_programs(os.environ):
         packages = "slurmctld slurmd slurm-client munge"
         pytest.skip(f"these tests start a real Slurm, which needs {packages}; not found: {', '.join(missing)}")
+
+
+def skip_without_accounting() -> None:
+    skip_without_slurm()
+    if missing := missing_programs(os.environ, ACCOUNTING_PROGRAMS):
+        pytest.skip(f"accounting needs {ACCOUNTING_PACKAGES}; not found: {', '.join(missing)}")
 
 
 def skip_without_namespaces() -> None:

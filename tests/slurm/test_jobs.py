@@ -250,7 +250,7 @@ def test_refused_job_shows_slurms_words_and_leaves_nothing(
     assert done.returncode == 3
     assert done.stderr.splitlines()[-2:] == [
         "sbatch: error: Batch job submission failed: Invalid license specification",
-        "Slurm refused the job; nothing was submitted",
+        "Slurm refused the job; it was asked for sbatch.licenses: nosuch; nothing was submitted",
     ]
     assert not list((tmp_path / "runs").glob("*/*"))
 

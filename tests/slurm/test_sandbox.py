@@ -13,7 +13,7 @@ import pytest
 from cluster.sandbox import Sandbox, SandboxError, down, is_up, load, up, without_slurm
 from cluster.sandbox_hosts import HOSTS, host_lines
 from cluster.sandbox_processes import find_processes
-from tests.slurm.conftest import leftovers
+from tests.slurm.conftest import leftovers, skip_without_accounting
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
@@ -188,10 +188,12 @@ def test_a_start_that_fails_halfway_says_why_and_leaves_nothing(short_path: Path
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o002])
-def test_an_ordinary_user_can_run_a_sandbox(short_path: Path, umask: int) -> None:
+@pytest.mark.parametrize(("umask", "options"), [(0o022, ()), (0o002, ("--accounting",))], ids=["plain", "accounting"])
+def test_an_ordinary_user_can_run_a_sandbox(short_path: Path, umask: int, options: tuple[str, ...]) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user; as an ordinary user all other tests show the same")
+    if options:
+        skip_without_accounting()
     shutil.copytree(REPOSITORY / "cluster", short_path / "cluster", ignore=shutil.ignore_patterns("__pycache__"))
     home = short_path / "home"
     home.mkdir()
@@ -215,7 +217,7 @@ def test_an_ordinary_user_can_run_a_sandbox(short_path: Path, umask: int) -> Non
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    as_nobody(python, "-m", "cluster.sandbox", "up", "--nodes=2")
+    as_nobody(python, "-m", "cluster.sandbox", "up", "--nodes=2", *options)
     directory = home / f"slurm-sandbox-{NOBODY}"
     users = as_nobody("srun", "--quiet", "-N2", "id", "-u", SLURM_CONF=f"{directory}/slurm.conf")
     key_mode = (directory / "munge" / "munge.key").stat().st_mode & 0o777
