@@ -102,6 +102,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         return args
     if args.resume is None and args.rerun is None and not args.words:
         parser.error("a SPEC is needed, or --resume RUN, or --rerun RUN")
+    if args.resume is not None and args.rerun is not None:
+        parser.error("--resume goes on with a run and --rerun makes a new one; give one of them")
     is_from_run = args.resume is not None or args.rerun is not None
     args.spec, args.overrides = (None, args.words) if is_from_run else (Path(args.words[0]), args.words[1:])
     args.argv = list(sys.argv[1:] if argv is None else argv)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,6 +70,14 @@ def test_slices_of_one_gpu_are_told_apart_by_their_entries(uuid: str, index: int
 def test_place_on_the_cpu_is_this_process() -> None:
     place = own_place(rank_env(1, 2), torch.device("cpu"), {"CUDA_VISIBLE_DEVICES": "MIG-1"}, num_visible=0)
     assert place == Place(1, socket.gethostname(), 1, "cpu", "", 0, len(os.sched_getaffinity(0)))
+
+
+def test_place_on_a_gpu_has_the_uuid_that_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU here: torch's answer is that of an A100, torch 2.9."""
+    told = {torch.device("cuda", 1): SimpleNamespace(uuid="ffc79498-8ff3-c2dc-3b0d-fafd804516ae")}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", told.__getitem__)
+    place = own_place(rank_env(1, 2), torch.device("cuda", 1), {"CUDA_VISIBLE_DEVICES": "4,7"}, num_visible=2)
+    assert (place.device, place.gpu, place.num_visible) == ("cuda:1", A, 2)
 
 
 def test_single_visible_gpu_and_idle_ones_and_missing_cpus_are_warned_of() -> None:
