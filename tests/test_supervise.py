@@ -12,7 +12,7 @@ import pytest
 
 from cluster.allocation import AllocationError
 from cluster.launch import Shape
-from cluster.plan import make_plan, write_plan
+from cluster.plan import make_plan, read_plan, write_plan
 from cluster.runs import RunFolder, write_json
 from cluster.spec import dump_spec, load_spec
 from cluster.supervise import SuperviseError, find_plan, read_shape
@@ -121,6 +121,17 @@ def test_slurm_that_cannot_be_asked_ends_the_job_before_an_attempt_is_claimed(tm
     assert done.returncode == 1
     assert said(done) == ["super E scontrol is not on PATH: is this a machine of the cluster?"]
     assert run.latest_attempt() == 0
+
+
+@pytest.mark.parametrize("visible", ["MIG-2,MIG-5", None])
+def test_local_ranks_see_the_gpus_of_the_submission_and_not_those_that_submitit_chose(
+    tmp_path: Path, visible: str | None
+) -> None:
+    see = "(run.path / f'seen{number}').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'unset'))"
+    run = make_run(tmp_path, rank=f"{see}; number or write_json(run.summary, {{}})")
+    write_plan(replace(read_plan(run), maybe_visible_gpus=visible), run)
+    assert supervise(run, CUDA_VISIBLE_DEVICES="0,1").returncode == 0
+    assert [(run.path / f"seen{number}").read_text() for number in (0, 1)] == [visible or "unset"] * 2
 
 
 @pytest.mark.parametrize(
