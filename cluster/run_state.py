@@ -20,6 +20,7 @@ from cluster.runs import RunFolder, maybe_object, read_lines
 LIVE = frozenset(("pending", "starting", "training", "saving", "requeued"))
 BAD = frozenset(("failed", "cancelled"))
 PHASES = {"saving": "saving", "starting": "starting"}  # of a heartbeat; any other is training
+UNKNOWN = "its submission was cut short; had Slurm taken the job all the same, squeue --me -o '%i %T %o' would show it"
 SILENT_S = 60.0  # a heartbeat comes every 5 s
 
 
@@ -69,6 +70,8 @@ def judge(facts: Facts, queue: Mapping[str, QueueJob] | None, ends: Mapping[str,
     """
     if facts.summary:
         return RunState("finished", job_id=facts.submissions[-1].job_id if facts.submissions else "")
+    if not facts.submissions and not facts.is_cancelled:
+        return RunState("failed", UNKNOWN)
     if facts.is_local:
         return judge_local(facts)
     known = [queue[job_id] for job_id in facts.job_ids if queue is not None and job_id in queue]

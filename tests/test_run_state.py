@@ -15,7 +15,7 @@ import pytest
 from cluster.facts import Submission, read_facts, submissions_of
 from cluster.queue import QueueJob
 from cluster.reasons import explain
-from cluster.run_state import RunState, judge
+from cluster.run_state import UNKNOWN, RunState, judge
 from cluster.runs import RunFolder, write_json
 
 RUN_ID = "20260102-030405-0a1b"
@@ -251,6 +251,12 @@ def test_job_of_a_raw_run_is_known_by_its_number(tmp_path: Path) -> None:
 def chain(run: RunFolder) -> None:
     run.append_event("submitted", attempt=1, job_id="18", route="successor")
     run.append_event("submitted", attempt=1, job_id="19", route="successor")
+
+
+def test_run_whose_submission_was_cut_short_says_so(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "demo" / RUN_ID)
+    run.make()
+    assert state(run) == state_without_slurm(run) == ("failed", UNKNOWN, "run folder")
 
 
 def test_of_a_chain_the_newest_job_that_has_started_counts(run: RunFolder) -> None:
