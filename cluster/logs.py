@@ -37,12 +37,17 @@ ENDS = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped and is saved", EXIT_FA
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a run's logs and return the exit code."""
-    args = parse_arguments(argv)
     end_quietly_at_a_closed_pipe()
+    return answer(argv, os.environ)
+
+
+def answer(argv: Sequence[str] | None, environ: Mapping[str, str]) -> int:
+    """Print what a command line asks for; returns the exit code."""
+    args = parse_arguments(argv)
     try:
-        run = find_run(args.run, os.environ)
+        run = find_run(args.run, environ)
         copy = LogCopy(run, sys.stdout.buffer.write, keep_by(args.rank, args.level), only=args.attempt)
-        return follow(run, copy, os.environ) if args.follow else show(run, copy)
+        return follow(run, copy, environ) if args.follow else show(run, copy)
     except UsageError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE

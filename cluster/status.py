@@ -36,10 +36,15 @@ WATCH_S = 30.0  # between two looks; each asks squeue once
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show runs and return the exit code."""
-    args = parse_arguments(argv)
     end_quietly_at_a_closed_pipe()
+    return act(argv, os.environ)
+
+
+def act(argv: Sequence[str] | None, environ: Mapping[str, str]) -> int:
+    """Show what a command line asks for; returns the exit code."""
+    args = parse_arguments(argv)
     try:
-        return (watch if args.watch else answer)(args, os.environ)
+        return (watch if args.watch else answer)(args, environ)
     except UsageError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE

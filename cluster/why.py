@@ -48,19 +48,24 @@ class Reason:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer about one run and return the exit code."""
+    end_quietly_at_a_closed_pipe()
+    return answer(argv, os.environ)
+
+
+def answer(argv: Sequence[str] | None, environ: Mapping[str, str]) -> int:
+    """Print the answer to a command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cluster.why", description="Say why a run is where it is.")
     parser.add_argument("run", help="its folder, id, name or job id")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    end_quietly_at_a_closed_pipe()
     try:
-        run = find_run(args.run, os.environ)
-        sight = look_at(run, os.environ)
+        run = find_run(args.run, environ)
+        sight = look_at(run, environ)
     except UsageError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     view, attempts = sight.views[0], read_attempts(run)
-    reason = find_reason(view, attempts, os.environ, datetime.now().astimezone())
+    reason = find_reason(view, attempts, environ, datetime.now().astimezone())
     if args.json:
         print(json.dumps(as_object(view, reason, attempts), ensure_ascii=False))
     else:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cluster.index import index_path
 from cluster.runs import RunFolder, append_line
-from tests.executables import put_executable
+from tests.executables import put_answer, put_executable
 
 SUMMARY = {"attempts": 1, "steps": 9, "epochs": 1, "images_per_s": 1.0, "train_loss": 1.0, "test_accuracy": 0.5}
 
@@ -42,6 +42,8 @@ def make_run(
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """An index of its own, a squeue that knows no job and counts how often it is asked, and no sacct."""
+    """An index of its own, a squeue that knows no job and counts how often it is asked; no accounting."""
     answer_with(folder, "")
+    put_answer(folder / "bin", "scontrol", errors="slurm_load_jobs error: Invalid job id specified\n", exit_code=1)
+    put_answer(folder / "bin", "sacct", errors="Slurm accounting storage is disabled\n", exit_code=1)
     return {"XDG_STATE_HOME": str(folder / "state"), "PATH": f"{folder / 'bin'}:/usr/bin:/bin", "SLURM_CONF": "/no"}

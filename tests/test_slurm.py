@@ -93,7 +93,7 @@ def test_failure_keeps_the_commands_own_words(tmp_path: Path, output: str, error
 def test_command_without_an_answer_is_given_up(tmp_path: Path) -> None:
     put_executable(tmp_path, "squeue", "exec /bin/sleep 600")
     environ = {"PATH": str(tmp_path)}
-    assert refused(["squeue", "-h"], environ, timeout_s=0.2) == "squeue -h: no answer within 0 s"
+    assert refused(["squeue", "-h"], environ, timeout_s=0.2) == "squeue -h: no answer within 0.2 s"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """cluster.status: what it prints of one run and of all, as a table, as plain lines and as JSON, and its exit codes."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -15,7 +16,7 @@ from rich.console import Console
 from cluster.figures import figures
 from cluster.run_state import BAD, LIVE
 from cluster.runs import RunFolder, append_line, write_json
-from cluster.status import main
+from cluster.status import act
 from cluster.status_text import COLOURS, clock, plain_lines, show, show_detail, table
 from cluster.view import look_at
 from tests.executables import put_answer
@@ -226,8 +227,10 @@ def test_goodput_is_seconds_in_steps_over_seconds_held(tmp_path: Path, environ: 
 
 
 def status(environ: Mapping[str, str], *words: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "cluster.status", *map(str, words)]
-    return subprocess.run(command, env=dict(environ), cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = act([*map(str, words)], environ)
+    return subprocess.CompletedProcess("", code, out.getvalue(), errors.getvalue())
 
 
 def test_exit_code_says_whether_the_answer_is_bad(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -274,7 +277,7 @@ def test_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path, environ: di
 
 def test_watching_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["--watch", "--json"])
+        act(["--watch", "--json"], {})
     assert caught.value.code == 2
 
 

@@ -1,8 +1,9 @@
 """cluster.why: the first cause, Slurm's word and what to do in ten lines; why a job waits; what became of attempts."""
 
+import contextlib
+import io
 import json
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from cluster.reasons import explain
 from cluster.requeue import POLICY
 from cluster.runs import RunFolder, write_json
 from cluster.slurm_word import by_accounting, by_controller, by_log, slurm_word
+from cluster.why import answer
 from tests.executables import put_answer
 from tests.run_folders import answer_with, environment, make_run
-from tests.training import REPOSITORY, command
 
 # Recorded on Slurm 22.05.8: `scontrol show job`, its first lines.
 SHOWN = """\
@@ -45,10 +46,10 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def why(environ: Mapping[str, str], *words: object) -> tuple[list[str], int]:
-    done = subprocess.run(
-        command("cluster.why", *words), env=dict(environ), cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    return [*done.stdout.splitlines(), *done.stderr.splitlines()], done.returncode
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = answer([*map(str, words)], environ)
+    return [*out.getvalue().splitlines(), *errors.getvalue().splitlines()], code
 
 
 def end(run: RunFolder, attempt: int, **verdict: Any) -> None:  # noqa: ANN401

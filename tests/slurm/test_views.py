@@ -70,32 +70,46 @@ def wait_for_reason(job_id: str, reason: str, environ: Mapping[str, str]) -> Non
     training.wait_for(f"job {job_id} to wait for {reason}", has_it)
 
 
-def test_waiting_runs_say_why_and_whether_that_ends(tmp_path: Path, staged_data: Path, environ: dict[str, str]) -> None:
+@pytest.fixture
+def limit(environ: dict[str, str]) -> Iterator[Callable[[str], None]]:
+    """Sets the longest time of partition high."""
+
+    def set_limit(time: str) -> None:
+        subprocess.run(["scontrol", "update", "PartitionName=high", f"MaxTime={time}"], env=environ, check=True)
+
+    yield set_limit
+    set_limit("INFINITE")
+
+
+def test_waiting_runs_say_why_and_whether_that_ends(
+    tmp_path: Path, staged_data: Path, environ: dict[str, str], limit: Callable[[str], None]
+) -> None:
     parent = sbatch("-o/dev/null", "--wrap=exit 3", environ=environ)
     asks: dict[str, tuple[str, ...]] = {
         "JobHeldUser": ("sbatch.hold=true",),
         "BeginTime": ("sbatch.begin=now+3600",),
-        "PartitionNodeLimit": ("nodes=9",),
+        "PartitionTimeLimit": ("sbatch.hold=true", "partition=high"),
         "DependencyNeverSatisfied": (f"sbatch.dependency=afterok:{parent}",),
     }
     runs = {reason: start(tmp_path, staged_data, environ, TWO_NODES, *words) for reason, words in asks.items()}
+    held, begins, too_long, vain = (job_id for _, job_id in runs.values())
+    limit("2")
+    subprocess.run(["scontrol", "release", too_long], env=environ, check=True)
     for reason, (_, job_id) in runs.items():
         wait_for_reason(job_id, reason, environ)
     keys = "state slurm_reason never_starts"
-    seen = {reason: told("status", job, keys=keys, environ=environ) for reason, (_, job) in runs.items()}
-    assert seen == {
+    assert {reason: told("status", job, keys=keys, environ=environ) for reason, (_, job) in runs.items()} == {
         "JobHeldUser": shown("pending", "JobHeldUser", never=False),
         "BeginTime": shown("pending", "BeginTime", never=False),
-        "PartitionNodeLimit": shown("pending", "PartitionNodeLimit", never=True),
+        "PartitionTimeLimit": shown("pending", "PartitionTimeLimit", never=True),
         "DependencyNeverSatisfied": shown("failed", "DependencyNeverSatisfied", never=True),
     }
-    held, begins, too_large, vain = (job_id for _, job_id in runs.values())
     to_do = {job: asked("why", job, environ=environ)[0]["to_do"] for job in (held, begins, vain)}
     assert to_do == {held: f"scontrol release {held}", begins: None, vain: f"scancel {vain}, and submit it anew"}
     begin = slurm.run(["squeue", "-h", "-j", begins, "-o", "%S"], environ).strip()
     assert f"may start at {begin[11:16]}" in verb("why", begins, environ=environ).stdout.replace(begin[:10] + " ", "")
 
-    subprocess.run(["scancel", held, begins, too_large, vain], env=environ, check=True)
+    subprocess.run(["scancel", held, begins, too_long, vain], env=environ, check=True)
     ended = told("status", held, keys="state because", environ=environ)
     because = f"job {held} ended as CANCELLED (JobHeldUser) before it began"
     assert ended == {"state": "cancelled", "because": because, "exit_code": 1}
