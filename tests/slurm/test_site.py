@@ -296,6 +296,7 @@ INSIDE = {
     "memory for each GPU": FULL + "memory_per_gpu: 8G\nrequeue: {mode: successor}\n",
     "what is free": FULL + "nodes: 2-4\ntrain: {global_batch_size: 64}\n",
     "at its limits": "time_limit: 5\npartition: short\nnodes: 2\ncpus_per_task: 16\nmemory_per_node: 500G\n",
+    "one feature or the other": "time_limit: 60\nnodes: 2\nconstraint: '[fast|ib]'\n",
     "tiny": "time_limit: 10\nqos: tiny\nnodes: 2\naccount: research\n",
 }
 OUTSIDE = {  # and yet accepted by Slurm, at least held, which lets them wait for ever
