@@ -262,7 +262,7 @@ WRITTEN: dict[str, Callable[[JobSpec], list[str]]] = {
     "setup": lambda spec: list(spec.setup),
     "env": lambda spec: [f"export {name}={value}" for name, value in spec.env.items()],
 }
-# Slurm sees nothing of the rest: where the run goes, what starts in the job, and what ranks read from the run's own spec.
+# Slurm sees nothing of the rest: where the run goes, what its job starts, what ranks read from the run's own spec.
 UNSEEN = (
     "format_version", "cluster", "train", "train.model", "train.epochs", "train.max_steps", "train.global_batch_size",
     "train.micro_batch_size", "train.batch_size_per_rank", "train.lr", "train.momentum", "train.weight_decay",
@@ -273,7 +273,8 @@ UNSEEN = (
     "dataset.num_train", "dataset.num_test", "checkpoint", "checkpoint.every_steps", "checkpoint.every_minutes",
     "checkpoint.keep_last", "checkpoint.keep_size", "checkpoint.max_failed_saves", "checkpoint.save_timeout_s",
     "requeue", "requeue.max_failures", "requeue.policy", "requeue.submit_from", "requeue.successors", "faults",
-    "code", "container", "container.image", "container.mounts", "container.python", "container.runtime", "python", "run_root_mode", "train.tensorboard",
+    "code", "container", "container.image", "container.mounts", "container.python", "container.runtime", "python",
+    "run_root_mode", "train.tensorboard",
 )  # fmt: skip
 
 
