@@ -183,23 +183,36 @@ def preempt(environ: dict[str, str]) -> Iterator[Callable[[], None]]:
         subprocess.run(["scancel", job_id], env=environ, check=False)
 
 
+@pytest.fixture
+def follow(environ: dict[str, str]) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """Starts `cluster.logs -f`."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_it(job_id: str) -> "subprocess.Popen[str]":
+        words = command("cluster.logs", job_id, "-f")
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(words, env=environ, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield start_it
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.long
 def test_run_that_is_preempted_twice_is_followed_to_its_end(
-    tmp_path: Path, staged_data: Path, environ: dict[str, str], preempt: Callable[[], None]
+    tmp_path: Path,
+    staged_data: Path,
+    environ: dict[str, str],
+    preempt: Callable[[], None],
+    follow: Callable[[str], "subprocess.Popen[str]"],
 ) -> None:
     run, job_id = start(tmp_path, staged_data, environ, where())
-    following = subprocess.Popen(
-        command("cluster.logs", job_id, "-f"),
-        env=environ,
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    following = follow(job_id)
     stops = []
     for number in (1, 2):
-        training.wait_for("the attempt", lambda n=number: run.latest_attempt() == n)
-        training.wait_for("progress", lambda n=number: training.last_step(run) >= 12 * n)
+        training.wait_for("the attempt to train", lambda n=number: len(events_of(run, "first_step")) == n)
         keys = "state attempt nodes total_steps source"
         assert told("status", job_id, keys=keys, environ=environ) == {
             "state": "training",
