@@ -57,9 +57,10 @@ class Problem(NamedTuple):
     message: str
 
     def render(self, source: str) -> str:
-        """The line a user reads, such as `configs/4node.yaml:7: train.lr: ...`."""
+        """The one line a user reads, such as `configs/4node.yaml:7: train.lr: ...`; what cannot be seen is escaped."""
         where = {WHOLE_FILE: source, COMMAND_LINE: "command line"}.get(self.line, f"{source}:{self.line}")
-        return ": ".join(part for part in (where, self.key, self.message) if part)
+        text = ": ".join(part for part in (where, self.key, self.message) if part)
+        return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 @dataclass(frozen=True, slots=True)
