@@ -129,7 +129,7 @@ def check_flag(name: str) -> str:
         raise ValueError(f"sbatch's --{owned} is written by the key {KEY_OF_FLAG[owned]}; use that")
     if owned in REASON_AGAINST_FLAG:
         raise ValueError(f"sbatch's --{owned} is not yours to set: {REASON_AGAINST_FLAG[owned]}")
-    if name != plain:
+    if name != plain and FLAG.fullmatch(plain):
         raise ValueError(f"{name!r} is no long name of an sbatch flag without leading dashes; write {plain}")
     if not FLAG.fullmatch(name):
         raise ValueError(f"{name!r} is no long name of an sbatch flag, such as licenses")

@@ -57,8 +57,9 @@ class Problem(NamedTuple):
     message: str
 
     def render(self, source: str) -> str:
-        """The line a user reads, such as `configs/4node.yaml:7: train.lr: ...`."""
-        return ": ".join(part for part in (where(source, self.line), self.key, self.message) if part)
+        """The one line a user reads, such as `configs/4node.yaml:7: train.lr: ...`; what cannot be seen is escaped."""
+        text = ": ".join(part for part in (where(source, self.line), self.key, self.message) if part)
+        return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def where(source: str, line: int) -> str:

@@ -1,115 +1,32 @@
 """The loader against input of every kind: a plan or a refusal in words, soon and in little memory.  Seeded."""
 
+import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from cluster.plan import make_plan
-from cluster.runs import RunFolder
-from cluster.spec import MAX_PROBLEMS, SpecError, dump_spec, load_spec
+from cluster.spec import MAX_PROBLEMS, SpecError, load_spec
 from cluster.spec_yaml import MAX_BYTES
-from tests.test_spec import COMPANIONS, RIGHT
-from tests.training import REPOSITORY
+from tests.training import REPOSITORY, command
 
 NUM_EXAMPLES = 2000
 CPU_S = 2  # for one file; what is reached here is about half
 MEMORY_MIB = 200
 
-# Keys of which any may stand beside any other.
-CONTRADICTING = ("name", "faults", "memory_per_cpu", "train.batch_size_per_rank", *COMPANIONS)
-ONE_READING = [key for key in RIGHT if key not in CONTRADICTING and RIGHT[key][0] != "{"]
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
-SCALARS = st.one_of(
-    TEXT,
-    st.integers(-(10**20), 10**20).map(str),
-    st.floats().map(str),
-    st.sampled_from(
-        ["yes", "010", "1_000", "12:00:00", "2024-01-01", "null", "~", "!!python/object:os.system", "*a", "&a"]
-    ),
-    st.sampled_from(sorted(RIGHT.values())),
-)
-VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXT),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=6,
-)
 
-
-def lines_of(settings: dict[str, str]) -> str:
-    """A spec with so many of its keys, each with a text of the file."""
-    plain = {"name": "demo", "time_limit": "60"} | {key: text for key, text in settings.items() if "." not in key}
-    lines = [f"{key}: {text}" for key, text in plain.items()]
-    for section in {key.split(".")[0] for key in settings if "." in key}:
-        lines.append(f"{section}:")
-        lines += [f"  {key.split('.')[1]}: {text}" for key, text in settings.items() if key.startswith(f"{section}.")]
-    return "\n".join(lines) + "\n"
-
-
-RIGHT_ONES = st.lists(st.sampled_from(ONE_READING), unique=True, max_size=8).map(
-    lambda keys: lines_of({key: RIGHT[key] for key in keys})
-)
-WRONG_VALUES = st.dictionaries(st.sampled_from(sorted(RIGHT)), SCALARS, max_size=3).map(lines_of)
-STRUCTURES = st.dictionaries(
-    st.sampled_from(sorted({key.split(".")[0] for key in RIGHT})) | TEXT, VALUES, max_size=4
-).map(lambda value: yaml.safe_dump(value, allow_unicode=True))
-CHANGED = st.tuples(RIGHT_ONES, st.integers(0, 60), st.sampled_from([*"{}[]&*!|>'\"%@`:#-?,\n\t \\", "\x00", "é"])).map(
-    lambda parts: parts[0][: parts[1]] + parts[2] + parts[0][parts[1] :]
-)
-FILES = st.one_of(
-    RIGHT_ONES,
-    RIGHT_ONES.map(lambda text: text.replace("\n", "\r\n")),
-    RIGHT_ONES.map(lambda text: f"\ufeff# a comment\n---\n{text}..."),
-    WRONG_VALUES,
-    STRUCTURES,
-    CHANGED,
-    st.text(max_size=60),
-).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=60)
-
-
-def outcome_of(content: bytes, folder: Path, *, dump: bool) -> str:
-    """What becomes of a file: a plan, or lines that say what to mend.  dump: whether to compare with its dump."""
-    path = folder / "spec.yaml"
-    path.write_bytes(content)
-    try:
-        spec = load_spec(path, cwd=folder, allow_faults=True)
-    except SpecError as error:
-        assert error.problems
-        assert all(len(problem.splitlines()) == 1 and problem.isprintable() for problem in error.problems)
-        return "refused"
-    plan = make_plan(spec, RunFolder(spec.run_root / spec.name / "a"), python="/usr/bin/python3")
-    assert plan.name == spec.name
-    if dump:
-        path.write_text(dump_spec(spec), encoding="utf-8")
-        assert load_spec(path, cwd=Path("/"), allow_faults=True) == spec
-    return "accepted"
-
-
-def test_every_file_is_a_plan_or_a_refusal_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes: Counter[str] = Counter()
-
-    @settings(
-        max_examples=NUM_EXAMPLES,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(FILES)
-    def load_one(content: bytes) -> None:
-        outcomes[outcome_of(content, tmp_path, dump=outcomes.total() % 10 == 0)] += 1
-
-    load_one()
+def test_every_file_is_a_plan_or_a_refusal_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    words = command("tests.loader_examples", NUM_EXAMPLES)
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout)
+    total = sum(outcomes.values())
     with capsys.disabled():
-        print(f"\n{outcomes.total()} files: {dict(outcomes)}")
-    assert outcomes.total() >= NUM_EXAMPLES
-    assert min(outcomes["accepted"], outcomes["refused"]) >= 0.3 * outcomes.total()
+        print(f"\n{total} files: {outcomes}")
+    assert total >= NUM_EXAMPLES
+    assert min(outcomes["accepted"], outcomes["refused"]) >= 0.3 * total
 
 
 def filled(line: str, head: str = "", size: int = MAX_BYTES) -> bytes:

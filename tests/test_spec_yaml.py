@@ -154,3 +154,16 @@ def test_key_that_looks_like_an_entry_of_a_list_is_told_as_it_stands(tmp_path: P
 def test_key_of_any_length_is_told_in_short(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, f"name: demo\ntime_limit: 60\n{'k' * 900}: 1\n")
     assert found == f"spec.yaml:3: '{'k' * 57}...': unknown key"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("sbatch: {\"\\r_\": 1}", "sbatch.'\\r_': '\\r_' is no long name of an sbatch flag, such as licenses"),
+        ("comment: !%0Ax b",
+         "comment: !\\nx is a YAML tag, which a spec doesn't use; write the value itself, in quotes if it is text"),
+        ("comment: 2024-01-01 \u00a0x", "comment: 2024-01-01 \\xa0x may be read as a date; put it in quotes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_seen_is_escaped_in_a_message(tmp_path: Path, line: str, expected: str) -> None:
+    assert value_problem(tmp_path, line) == expected
