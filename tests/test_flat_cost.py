@@ -1,6 +1,7 @@
 """Cost on shared storage: what a start asks of the run folder does not grow with the number of ranks."""
 
 import collections
+import functools
 import re
 import shutil
 import subprocess
@@ -42,9 +43,11 @@ def traced(run: RunFolder, trace: Path, environ: dict[str, str]) -> collections.
     assert done.returncode == 0, done.stderr
     lines = [line for path in trace.parent.glob("trace.*") for line in path.read_text(errors="replace").splitlines()]
     # Every rank is started with the log as its standard error, and Python looks at that once.
-    # The program lies there as well, and each rank loads it, as it would from anywhere.
-    others = [line.replace(str(run.attempt_log(2)), "").replace(str(run.code), "") for line in lines]
-    named = [line for line, rest in zip(lines, others, strict=True) if str(run.path) in rest]
+    # The program lies there as well: each rank loads it, as it would from anywhere, and looks at the folder on the way.
+    ways = (str(run.attempt_log(2)), str(run.code), f'"{run.path}"')
+    named = [
+        line for line in lines if str(run.path) in functools.reduce(lambda rest, way: rest.replace(way, ""), ways, line)
+    ]
     found = [CALL.match(line) for line in named if "execve(" not in line]
     return collections.Counter(match[1] for match in found if match)
 
