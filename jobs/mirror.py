@@ -86,7 +86,7 @@ class Mirror(threading.Thread):
         self._run.check_owner(self._attempt)
         folder.mkdir(exist_ok=True)
         path = folder / f"events.out.tfevents.a{self._attempt:04d}"  # sorts by attempt, as viewers read them
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = folder / f".a{self._attempt:04d}.tmp"  # viewers read whatever has tfevents in its name
         self._maybe_file = temporary.open("wb")
         write_records(self._maybe_file, opening_records())
         self._copy()

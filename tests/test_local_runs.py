@@ -81,7 +81,12 @@ def test_undisturbed_run_says_what_it_did(undisturbed: RunFolder) -> None:
     assert told == ["finished", TOTAL_STEPS, 4, 4, 1, 0, True]
     assert [line["step"] for line in read_lines(undisturbed.metrics)] == list(range(1, TOTAL_STEPS + 1))
     assert 0 < summary["goodput"] < 1
-    assert [event["event"] for event in undisturbed.read_events()][:3] == ["submitted", "attempt_started", "first_step"]
+    assert [event["event"] for event in undisturbed.read_events()][:4] == [
+        "submitting",
+        "submitted",
+        "attempt_started",
+        "first_step",
+    ]
 
 
 def test_final_model_loads_into_the_bare_net(undisturbed: RunFolder) -> None:

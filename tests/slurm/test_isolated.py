@@ -211,7 +211,8 @@ def test_ranks_train_over_the_nodes_own_networks(
 
 def start_run(folder: Path, data: Path, environ: Mapping[str, str], *words: str) -> tuple[RunFolder, str]:
     """Submit a run of one rank on each node, and wait until it trains; returns it and the job id."""
-    done = submit(write_spec(folder, data, FOUR_NODES), *words, "--json", environ=environ)
+    # The folders of this test are in /tmp, which nodes with addresses of their own would not share.
+    done = submit(write_spec(folder, data, FOUR_NODES), *words, "--json", "--force", environ=environ)
     assert done.returncode == 0, done.stderr
     return training.wait_for_step(folder, 10), json.loads(done.stdout)["job_id"]
 
