@@ -88,7 +88,7 @@ def wait_until_finished(run: RunFolder, job_id: str, environ: Mapping[str, str])
     wait_until_gone(job_id, environ)
 
 
-@pytest.mark.parametrize("partition", ["low", "low-nograce", "low-cancel"])
+@pytest.mark.parametrize("partition", ["low", "low-nograce", pytest.param("low-cancel", marks=pytest.mark.long)])
 def test_preempted_run_comes_back(
     partition: str,
     tmp_path: Path,
@@ -132,6 +132,7 @@ def reach_time_limit(run: RunFolder, job_id: str, environ: Mapping[str, str]) ->
     subprocess.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=10"], env=environ, check=True)
 
 
+@pytest.mark.long
 def test_job_that_somebody_requeues_comes_back(
     tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
 ) -> None:

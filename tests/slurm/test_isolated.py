@@ -105,6 +105,7 @@ def test_a_batch_job_reaches_its_other_nodes_from_the_first(
     assert sorted(output.read_text().split()) == list(isolated.nodes)
 
 
+@pytest.mark.long
 def test_two_isolated_sandboxes_run_at_once_and_the_end_of_one_leaves_the_other(
     isolated: Sandbox, environ: dict[str, str], place: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_preempted_run_goes_on_in_its_successor(
     assert job_field(first, "Requeue", environ) == job_field(second, "Requeue", environ) == "0"
 
 
+@pytest.mark.long
 def test_cancelled_job_ends_its_run_for_good_though_a_successor_waits(
     tmp_path: Path, staged_data: Path, environ: dict[str, str]
 ) -> None:
