@@ -43,6 +43,7 @@ def facts(result: Result) -> dict[str, object]:
     }
 
 
+@pytest.mark.long
 def test_flipped_bit_is_survived_bit_equal(shared: Drill, straight: Straight) -> None:
     result = drill_one("bit", shared, straight)
     assert facts(result) == {

@@ -172,6 +172,7 @@ def test_reader_who_leaves_ends_the_run_saved(tmp_path: Path, staged_data: Path)
     training.wait_for("all processes to end", lambda: not training.processes_of(run))
 
 
+@pytest.mark.long
 def test_other_seed_gives_other_digests_and_one_rank_the_same_samples(
     tmp_path: Path, staged_data: Path, undisturbed: RunFolder
 ) -> None:
@@ -233,6 +234,7 @@ def test_exception_in_one_rank_ends_the_run_and_is_what_the_user_sees(tmp_path: 
     assert not training.processes_of(run)
 
 
+@pytest.mark.long
 def test_attempt_that_was_held_still_changes_no_file_once_it_has_a_successor(
     tmp_path: Path, staged_data: Path, undisturbed: RunFolder, background: list[subprocess.Popen[str]]
 ) -> None:
@@ -266,6 +268,7 @@ def contents(run: RunFolder) -> dict[str, bytes]:
     return {str(path.relative_to(run.path)): path.read_bytes() for path in files}
 
 
+@pytest.mark.long
 def test_failure_budget_is_spent_and_the_run_then_fails_with_its_first_cause(tmp_path: Path, staged_data: Path) -> None:
     spec = write_spec(tmp_path, staged_data)
     spec.write_text(spec.read_text() + "requeue:\n  max_failures: 2\n")

@@ -245,7 +245,7 @@ def test_run_in_a_short_chaos_ends_as_the_undisturbed_one(
     figures: Counter[str],
 ) -> None:
     chaos = start(1, tmp_path, staged_data, environ)
-    rage(chaos, max_faults=3)
+    rage(chaos, max_faults=2)
     assert len(chaos.done) >= 2, chaos.done
     check(chaos, undisturbed, figures)
 

@@ -88,7 +88,9 @@ def wait_until_finished(run: RunFolder, job_id: str, environ: Mapping[str, str])
     wait_until_gone(job_id, environ)
 
 
-@pytest.mark.parametrize("partition", ["low", "low-nograce", pytest.param("low-cancel", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "partition", ["low", *(pytest.param(name, marks=pytest.mark.long) for name in ("low-nograce", "low-cancel"))]
+)
 def test_preempted_run_comes_back(
     partition: str,
     tmp_path: Path,
@@ -143,6 +145,7 @@ def test_job_that_somebody_requeues_comes_back(
     assert summary["lost_steps"] == 0
 
 
+@pytest.mark.long
 def test_run_that_takes_what_is_free_goes_on_with_fewer_nodes(
     tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
 ) -> None:
@@ -204,6 +207,7 @@ def test_job_that_slurm_suspends_for_longer_than_its_deadline_goes_on(
     check_equal(run, undisturbed, [])
 
 
+@pytest.mark.long
 def test_rank_0_killed_while_it_saves_is_started_again(
     tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
 ) -> None:

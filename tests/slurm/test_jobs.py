@@ -99,6 +99,7 @@ def test_submitted_script_is_the_one_that_dry_run_prints(
     assert not (undisturbed.path.parent / printed_id[1]).exists()
 
 
+@pytest.mark.long
 def test_reference_configuration_trains_eight_ranks(tmp_path: Path, staged_data: Path, environ: dict[str, str]) -> None:
     words = [*TINY, f"dataset.root={staged_data}", f"run_root={tmp_path / 'runs'}", "name=vier knoten"]
     done = submit("configs/4node.yaml", *words, "--json", environ=environ)

@@ -65,6 +65,7 @@ def test_node_names_resolve_to_this_machine(sandbox: Sandbox) -> None:
     assert [socket.gethostbyname(node) for node in sandbox.nodes] == ["127.0.0.1"] * 4
 
 
+@pytest.mark.long
 def test_high_preempts_each_low_partition_in_its_own_way(slurm_environ: dict[str, str], tmp_path: Path) -> None:
     nodes = {"low": "n1", "low-nograce": "n2", "low-cancel": "n3"}
     submit = ("sbatch", "--parsable", "--requeue", "--exclusive", f"--output={tmp_path}/%j")

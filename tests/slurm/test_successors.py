@@ -108,6 +108,7 @@ def test_cancelled_job_ends_its_run_for_good_though_a_successor_waits(
     assert (refused.returncode, refused.stderr) == (2, f"{run.path} was cancelled by its user and stays ended\n")
 
 
+@pytest.mark.long
 def test_node_that_fails_twice_is_left_out_of_the_next_job(
     tmp_path: Path, staged_data: Path, environ: dict[str, str], undisturbed: RunFolder
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster import slurm
-from cluster.runs import RunFolder
+from cluster.runs import RunFolder, manifest_steps
 from tests import training
 from tests.slurm.test_jobs import job_field, wait_until_gone
 from tests.training import REPOSITORY, command, environment, events_of, submit, write_spec
@@ -105,7 +105,7 @@ def test_cancelled_job_saves_and_stays_ended(tmp_path: Path, staged_data: Path, 
     assert verb("cancel", job_id, environ=environ) == answered(run, job_id, "cancelled")
     wait_until_gone(job_id, environ)
     assert (state_of(job_id, environ), job_field(job_id, "Restarts", environ)) == ("CANCELLED", "0")
-    assert [event["step"] for event in events_of(run, "stopped")] == [training.last_step(run)]
+    assert [event["step"] for event in events_of(run, "stopped")] == [max(manifest_steps(run.checkpoints))]
     assert verb("cancel", job_id, environ=environ) == answered(run, None, "marked")
 
 
