@@ -64,7 +64,8 @@ def test_news_is_written_by_a_thread(tmp_path: Path, run: RunFolder, comment: Co
     comment.begin()
     wait_for("the first comment", lambda: len(asked(tmp_path)) == 1)
     comment.tell("requeued")
-    wait_for("the news", lambda: asked(tmp_path)[-1] == f"update JobId=17 Comment=requeued [{run.run_id}]")
+    wait_for("the news", lambda: len(asked(tmp_path)) == 2)
+    assert asked(tmp_path) == [f"update JobId=17 Comment={said} [{run.run_id}]" for said in ("starting", "requeued")]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_line_is_mirrored_while_the_training_goes_on(run: RunFolder) -> None:
         recorder.metrics_line({"step": step, "loss": 1 / step})
         wait_for("the mirror", lambda: run.tensorboard.exists() and mirrored(run) == lines_of(run))
     recorder.end_mirror()
+    assert [step for step, _, _ in mirrored(run)] == [1, 2]
 
 
 def tear(path: Path) -> None:
