@@ -108,7 +108,7 @@ def make_loop(spec: JobSpec, run: RunFolder, rank: int, num_ranks: int) -> Loop:
     assert isinstance(group, dist.ProcessGroup)
     place = RankEnv(rank, rank, num_ranks, num_ranks, 0, 1, "127.0.0.1", (23111,), "stall.1", False, "single")
     session = Session(spec, place, data, torch.device("cpu"), Control(group, StopFlag()), run, 1)
-    return build(session, {}, began_s=0.0)
+    return build(session, {})
 
 
 def state_of(loop: Loop) -> dict[str, Any]:

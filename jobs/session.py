@@ -28,6 +28,7 @@ from jobs.metrics import Recorder
 from jobs.model import build_model
 from jobs.optim import build_optimizer
 from jobs.parallel import settle_buckets, wrap
+from jobs.phases import Phases
 from jobs.places import meet, own_place
 from jobs.rendezvous import connect, gloo_interface
 from jobs.restore import restore
@@ -56,6 +57,7 @@ class Session:
     attempt: int
     watch: Watch = dataclasses.field(default_factory=Watch)
     faults: Faults = dataclasses.field(default_factory=Faults)
+    phases: Phases = dataclasses.field(default_factory=Phases)
 
 
 def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str]:
@@ -64,14 +66,18 @@ def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str
     return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
 
-def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, environ: Mapping[str, str]) -> Session:
+def join(
+    spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, environ: Mapping[str, str], phases: Phases
+) -> Session:
     """Open the data, choose the device, meet the other ranks and agree on run folder and attempt.
 
     What this rank can find wrong by itself comes first: the others need not wait for it.
     """
     data = open_staged(spec.dataset)
+    phases.end("data")
     device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
     use_device(device, spec)
+    phases.end("device")
     check_interfaces("nccl" if device.type == "cuda" else "gloo", environ)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
@@ -83,6 +89,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
         store = connect(env, timeout_s=spec.train.start_timeout_s, on_resolved=on_resolved)
         watch.start(store, spec, env, where, stop, environ)  # its own connection would be looked up, too
         meet(own_place(env, device, environ, num_visible=num_visible), spec, env, store, timeout_s=COLLECTIVE_S)
+        phases.end("meeting")
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -91,13 +98,15 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
             timeout=timedelta(seconds=COLLECTIVE_S),
         )
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    phases.end("groups")
     for name, handler in stop.take_back().items():
         log.warning("%s was handled by %r: a library took it; it stops the run again", name, handler)
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     watch.at("preparing", 0)
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
     faults = Faults.of(spec, env, attempt, stop.is_set)
-    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt, watch, faults)
+    phases.end("attempt")
+    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt, watch, faults, phases)
 
 
 def is_finished(session: Session) -> bool:
@@ -106,27 +115,32 @@ def is_finished(session: Session) -> bool:
     return bool(session.control.broadcast_object(is_there))
 
 
-def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
+def build(session: Session, environ: Mapping[str, str]) -> Loop:
     """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
-    spec, env, device = session.spec, session.env, session.device
+    spec, env, device, phases = session.spec, session.env, session.device, session.phases
     recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
     environment = environment_of(device, spec, env)
     torch.manual_seed(spec.train.seed)
     model = build_model(spec.train.model, session.data.num_classes).to(device)
     optimizer = build_optimizer(model, spec.train)
+    phases.end("model")
     state, length = restore(model, optimizer, session.control, recorder, length=length, environment=environment)
+    phases.end("restore")
     if spec.train.tensorboard:
         recorder.start_mirror()  # restore has cut metrics.jsonl back
     announce(recorder, session, length, state)
     faults = session.faults
     faults.announce()
     ddp = wrap(model, device, spec.train)
+    phases.end("ddp")
     settle_buckets(ddp, device)
+    phases.end("buckets")
     best = state.best_step if state.best_step >= 0 else None
     saver = Saver(recorder, spec.checkpoint, model, optimizer, environment, faults, state.step, best)
     saver.lead_s = spec.signal_lead_s if spec.cluster == "slurm" else math.inf
     saver.prepare()
+    phases.end("saver")
     return Loop(
         spec=spec,
         env=env,
@@ -142,7 +156,7 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         saver=saver,
         faults=faults,
         saved_step=state.step,
-        began_s=began_s,
+        phases=phases,
         watch=session.watch,
     )
 

@@ -80,7 +80,7 @@ def join_group_at(path: Path, rank: int, world_size: int) -> dist.ProcessGroup:
 def start_attempt(spec: JobSpec, run: RunFolder, control: Control, attempt: int, env: RankEnv | None = None) -> Loop:
     """One start of the ranks, ready for its first step.  attempt: claimed already."""
     session = Session(spec, env or place(0, 1), make_data(), torch.device("cpu"), control, run, attempt)
-    return build(session, {"SLURM_JOB_ID": "7"}, began_s=0.0)
+    return build(session, {"SLURM_JOB_ID": "7"})
 
 
 class Killed(BaseException):
