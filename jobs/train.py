@@ -6,6 +6,7 @@ Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and sa
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from jobs.phases import Phases, process_began_s
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank to its end and return its exit code; a failure leaves by os._exit."""
+    gc.disable()  # until the first step: looking through what torch's modules hold takes a fifth of importing them
     phases = Phases(process_began_s())
     stop = StopFlag()
     stop.install()  # before torch comes in: its threads would take the signals
@@ -84,6 +86,8 @@ def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, phas
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
         return EXIT_FINISHED
     where.maybe_loop = loop = build(session, os.environ)
+    gc.freeze()  # what is there now stays, and later searches for garbage pass it over
+    gc.enable()
     all_done = loop.run()
     if all_done and env.rank == 0:
         loop.watch.at("finishing", loop.state.step)
