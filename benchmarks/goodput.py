@@ -61,10 +61,7 @@ class Outcome:
 
     def text(self) -> str:
         """In words."""
-        return (
-            f"{self.goodput:.3f} ({self.counting_s:.0f} s of steps in {self.held_s:.0f} s, "
-            f"{self.attempts - 1} preemptions)"
-        )
+        return f"{self.goodput:.3f} ({self.counting_s:.0f} s of steps in {self.held_s:.0f} s, {self.attempts} attempts)"
 
 
 @dataclass(frozen=True, slots=True)
