@@ -16,7 +16,7 @@ def random_images(count: int) -> Tensor:
 
 def changed(images: Tensor, *ops: str, seed: int = 0, epoch: int = 0, sample_ids: Tensor | None = None) -> Tensor:
     ids = torch.arange(len(images)) if sample_ids is None else sample_ids
-    return augment(images, ops=ops, seed=seed, epoch=epoch, sample_ids=ids)
+    return augment(images, torch.arange(len(images)), ops=ops, seed=seed, epoch=epoch, sample_ids=ids)
 
 
 def splitmix64(state: int) -> int:
@@ -45,6 +45,14 @@ def test_seed_and_epoch_change_the_pixels_and_are_not_interchangeable(op: str) -
     results = [changed(images, op, seed=seed, epoch=epoch) for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]]
     for index, result in enumerate(results):
         assert all(not torch.equal(result, other) for other in results[index + 1 :])
+
+
+def test_rows_are_read_out_of_the_whole_data_set() -> None:
+    images = random_images(64)
+    rows = torch.tensor([63, 0, 17, 17])
+    for ops in ([], ["flip"], ["crop"], ["cutout"], ["flip", "crop", "cutout"]):
+        few = augment(images, rows, ops=ops, seed=3, epoch=5, sample_ids=rows)
+        assert torch.equal(few, changed(images, *ops, seed=3, epoch=5)[rows])
 
 
 def test_no_operation_leaves_the_images() -> None:
