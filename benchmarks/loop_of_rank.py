@@ -59,7 +59,7 @@ def make_loop(spec: JobSpec, run: RunFolder, rank: int, num_ranks: int, *, num_t
     env = RankEnv(rank, rank, num_ranks, num_ranks, 0, 1, "127.0.0.1", (ports[0],), "bench.1", False, "single")
     watch = Watch(Deadlines.of(spec))
     watch.start(store, spec, env, Whereabouts(attempt=1, maybe_run_dir=run.path, environ={}), stop, {})
-    return build(Session(spec, env, noise(num_train), CPU, Control(group, stop), run, 1, watch), {}, began_s=0.0)
+    return build(Session(spec, env, noise(num_train), CPU, Control(group, stop), run, 1, watch), {})
 
 
 def end_loop(loop: Loop) -> None:

@@ -19,6 +19,7 @@ from jobs.faults import Faults
 from jobs.learner import Learner
 from jobs.metrics import Recorder
 from jobs.numerics import Numerics
+from jobs.phases import Phases
 from jobs.saver import SaveError, Saver
 from jobs.state import TrainState
 from jobs.step import Length, Stepper
@@ -55,7 +56,7 @@ class Loop:
     faults: Faults
     stop_signal: str = ""
     saved_step: int = 0  # the last step that was saved, or is being saved
-    began_s: float = 0.0  # time.monotonic() when the process started
+    phases: Phases = field(default_factory=Phases)  # of the start, until the first step has ended
     watch: Watch = field(default_factory=Watch)
     _is_first: bool = True
     _saved_s: float = field(default_factory=time.monotonic)
@@ -156,7 +157,9 @@ class Loop:
         every = self.spec.checkpoint.every_steps
         self.recorder.beat(phase="training", step=done.step, epoch=done.epoch)
         if self._is_first:
-            self.recorder.event("first_step", step=done.step, seconds=round(time.monotonic() - self.began_s, 3))
+            self.phases.end("first_step")
+            told = {"seconds": self.phases.total_s(), "phases": self.phases.seconds}
+            self.recorder.event("first_step", step=done.step, **told)
             self._is_first = False
         self.name_slow_rank()
         at_end = done.ends_epoch or done.step == self.length.total_steps

@@ -30,9 +30,10 @@ from jobs.metrics import Recorder
 from jobs.model import build_model
 from jobs.numerics import Numerics, choose_precision
 from jobs.parallel import check_compiler, wrap
+from jobs.phases import Phases
 from jobs.places import meet, own_place
 from jobs.rendezvous import connect, gloo_interface
-from jobs.restore import find_position, load
+from jobs.restore import Position, find_position, load
 from jobs.saver import Saver
 from jobs.state import TrainState
 from jobs.step import Length, Stepper
@@ -59,6 +60,7 @@ class Session:
     watch: Watch = dataclasses.field(default_factory=Watch)
     faults: Faults = dataclasses.field(default_factory=Faults)
     all_have_bf16: bool = True  # whether every rank's device has units for it
+    phases: Phases = dataclasses.field(default_factory=Phases)
 
 
 def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str]:
@@ -67,15 +69,19 @@ def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str
     return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
 
-def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, environ: Mapping[str, str]) -> Session:
+def join(
+    spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, environ: Mapping[str, str], phases: Phases
+) -> Session:
     """Open the data, choose the device, meet the other ranks and agree on run folder and attempt.
 
     What this rank can find wrong by itself comes first: the others need not wait for it.
     """
     data = open_staged(spec.dataset)
+    phases.end("data")
     device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
     use_device(device, spec)
     check_compiler(spec.train, environ)
+    phases.end("device")
     check_interfaces("nccl" if device.type == "cuda" else "gloo", environ)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
@@ -88,6 +94,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
         watch.start(store, spec, env, where, stop, environ)  # its own connection would be looked up, too
         own = own_place(env, device, environ, num_visible=num_visible)
         all_have_bf16 = meet(own, spec, env, store, timeout_s=COLLECTIVE_S)
+        phases.end("meeting")
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -96,6 +103,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
             timeout=timedelta(seconds=COLLECTIVE_S),
         )
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    phases.end("groups")
     for name, handler in stop.take_back().items():
         log.warning("%s was handled by %r: a library took it; it stops the run again", name, handler)
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
@@ -103,7 +111,8 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
     faults = Faults.of(spec, env, attempt, stop.is_set)
     data = place_data(data, device)
-    return Session(spec, env, data, device, Control(group, stop), run, attempt, watch, faults, all_have_bf16)
+    phases.end("attempt")
+    return Session(spec, env, data, device, Control(group, stop), run, attempt, watch, faults, all_have_bf16, phases)
 
 
 def is_finished(session: Session) -> bool:
@@ -112,9 +121,9 @@ def is_finished(session: Session) -> bool:
     return bool(session.control.broadcast_object(is_there))
 
 
-def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
+def build(session: Session, environ: Mapping[str, str]) -> Loop:
     """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
-    spec, env, device = session.spec, session.env, session.device
+    spec, env, device, phases = session.spec, session.env, session.device, session.phases
     recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
     position = find_position(
@@ -125,24 +134,21 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         keeps_precision=spec.train.precision == "auto",
         environment=environment_of(device, spec, env),
     )
+    phases.end("restore")
     state, length, numerics = position.state, position.length, Numerics(device, position.precision)
-    torch.manual_seed(spec.train.seed)
-    model = build_model(spec.train.model, session.data.num_classes)
-    learner = Learner.of(numerics.place(model), spec.train)
-    load(learner, position, session.control)
+    learner = make_learner(session, position, numerics)
+    phases.end("model")
     if spec.train.tensorboard:
         recorder.start_mirror()  # metrics.jsonl has been cut back
     announce(recorder, session, length, state, numerics)
-    faults = session.faults
-    faults.announce()
-    ddp = wrap(model, device, spec.train)
+    session.faults.announce()
+    ddp = wrap(learner.model, device, spec.train)
+    phases.end("ddp")
     stepper = Stepper(spec, env, session.data, numerics, ddp, learner, length)
     stepper.settle()
-    best = state.best_step if state.best_step >= 0 else None
-    environment = {**environment_of(device, spec, env), "precision": numerics.precision}
-    saver = Saver(recorder, spec.checkpoint, learner, environment, faults, state.step, best)
-    saver.lead_s = spec.signal_lead_s if spec.cluster == "slurm" else math.inf
-    saver.prepare()
+    phases.end("buckets")
+    saver = make_saver(session, recorder, learner, state, numerics)
+    phases.end("saver")
     return Loop(
         spec=spec,
         env=env,
@@ -155,11 +161,32 @@ def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Lo
         state=state,
         length=length,
         saver=saver,
-        faults=faults,
+        faults=session.faults,
         saved_step=state.step,
-        began_s=began_s,
+        phases=phases,
         watch=session.watch,
     )
+
+
+def make_learner(session: Session, position: Position, numerics: Numerics) -> Learner:
+    """Model and optimizer as the position has them."""
+    spec = session.spec
+    torch.manual_seed(spec.train.seed)
+    model = build_model(spec.train.model, session.data.num_classes)
+    learner = Learner.of(numerics.place(model), spec.train)
+    load(learner, position, session.control)
+    return learner
+
+
+def make_saver(session: Session, recorder: Recorder, learner: Learner, state: TrainState, numerics: Numerics) -> Saver:
+    """The saver, which has tried whether the storage takes a checkpoint."""
+    spec = session.spec
+    environment = {**environment_of(session.device, spec, session.env), "precision": numerics.precision}
+    best = state.best_step if state.best_step >= 0 else None
+    saver = Saver(recorder, spec.checkpoint, learner, environment, session.faults, state.step, best)
+    saver.lead_s = spec.signal_lead_s if spec.cluster == "slurm" else math.inf
+    saver.prepare()
+    return saver
 
 
 def announce(recorder: Recorder, session: Session, length: Length, state: TrainState, numerics: Numerics) -> None:

@@ -6,10 +6,10 @@ Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and sa
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,17 +19,20 @@ from cluster.signals import StopFlag
 from cluster.spec import JobSpec, check_packages, faults_allowed, load_spec
 from jobs import alarm
 from jobs.failure import Whereabouts, leave
+from jobs.phases import Phases, process_began_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank to its end and return its exit code; a failure leaves by os._exit."""
-    began_s = time.monotonic()
+    gc.disable()  # until the first step: looking through what torch's modules hold takes a fifth of importing them
+    phases = Phases(process_began_s())
     stop = StopFlag()
     stop.install()  # before torch comes in: its threads would take the signals
     args = parse_arguments(argv)
     attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
     where = Whereabouts(attempt=attempt, maybe_run_dir=args.run_dir, environ=os.environ)
     make_logger("r?????", os.environ)
+    phases.end("python")
     try:
         env = read_rank(os.environ, args.local_rank)
         where.rank = env.rank
@@ -43,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         check_packages(spec)
         os.environ.update(library_variables(spec, os.environ))
-        return attend(spec, env, stop, where, began_s)
+        phases.end("spec")
+        return attend(spec, env, stop, where, phases)
     except Exception as error:
         leave(error, where)
 
@@ -66,21 +70,24 @@ def library_variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, st
     return wanted
 
 
-def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, began_s: float) -> int:
+def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, phases: Phases) -> int:
     """Join the ranks, train, and leave together with them."""
     alarm.wind(spec.train.start_timeout_s)  # until the ranks have met: importing and reading may hang, too
     from jobs.finish import finish
     from jobs.session import build, is_finished, join, leave_together, network_variables
 
+    phases.end("torch")
     os.environ.update(network_variables(env, os.environ))
-    session = join(spec, env, stop, where, os.environ)
+    session = join(spec, env, stop, where, os.environ, phases)
     where.maybe_run_dir, where.attempt = session.run.path, session.attempt
     if env.rank == 0:  # who writes; a new folder may take a while to be seen on other nodes
         session.run.take_umask()
     if is_finished(session):
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
         return EXIT_FINISHED
-    where.maybe_loop = loop = build(session, os.environ, began_s=began_s)
+    where.maybe_loop = loop = build(session, os.environ)
+    gc.freeze()  # what is there now stays, and later searches for garbage pass it over
+    gc.enable()
     all_done = loop.run()
     if all_done and env.rank == 0:
         loop.watch.at("finishing", loop.state.step)

@@ -83,7 +83,7 @@ def start_attempt(
     """One start of the ranks, ready for its first step.  attempt: claimed already.  has_bf16: as all ranks have."""
     device = torch.device("cpu")
     session = Session(spec, env or place(0, 1), make_data(), device, control, run, attempt, all_have_bf16=has_bf16)
-    return build(session, {"SLURM_JOB_ID": "7"}, began_s=0.0)
+    return build(session, {"SLURM_JOB_ID": "7"})
 
 
 class Killed(BaseException):
