@@ -1,37 +1,36 @@
 """Batch: data set, sample ids -> [batch] -> augmented, normalised images and labels on the device."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from jobs.augment import augment, normalize, take
+from jobs.augment import Augmentation, Normalization, take
 from jobs.data import DataSet
 from jobs.numerics import Numerics
 
 RESIDENT_SHARE = 0.5  # of a GPU's free memory; the rest is for weights, gradients and activations
 
 
-@dataclass(frozen=True, slots=True)
 class Reader:
     """Reads batches; what it gives depends on seed, epoch and sample ids alone."""
 
-    data: DataSet  # on the device, or its images on the host
-    numerics: Numerics
-    ops: Collection[str]  # of augmentation
-    seed: int
+    def __init__(self, data: DataSet, numerics: Numerics, ops: Collection[str], seed: int) -> None:
+        """data: on the device, or its images on the host.  ops: of augmentation."""
+        self._data, self._device = data, numerics.device
+        self._augmentation = Augmentation(ops, seed, numerics.device)
+        self._normalize = Normalization(data.mean, data.std, channels_last=numerics.channels_last)
 
     def read(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """Images float32 (m, 3, 32, 32) and labels int64 (m,), on the device.  ids: int64 (m,), on the host."""
-        device, images, rows = self.numerics.device, self.data.train_images, ids
+        device, images, rows = self._device, self._data.train_images, ids
         if images.device != device:
             images, rows = sent(take(images, ids), device), torch.arange(len(ids))
         on_device = sent(ids, device)
         rows = on_device if rows is ids else sent(rows, device)
-        batch = augment(images, rows, ops=self.ops, seed=self.seed, epoch=epoch, sample_ids=on_device)
-        inputs = normalize(batch, self.data.mean, self.data.std, channels_last=self.numerics.channels_last)
-        return inputs, self.data.train_labels[on_device]
+        batch = self._augmentation.read(images, rows, epoch=epoch, sample_ids=on_device)
+        return self._normalize(batch), self._data.train_labels[on_device]
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

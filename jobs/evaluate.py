@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from jobs.augment import normalize
+from jobs.augment import Normalization
 from jobs.data import DataSet, share_of
 from jobs.numerics import Numerics
 
@@ -82,8 +82,8 @@ def broadcast_buffers(model: nn.Module, group: dist.ProcessGroup | None = None) 
 def _score(model: nn.Module, data: DataSet, part: slice, numerics: Numerics, with_mirrored: bool) -> Tensor:
     """Per image: loss, whether the answer is right, and 1; float64 (3, n) on the device."""
     device = numerics.device
-    mean, std = data.mean.to(device), data.std.to(device)
-    images = normalize(data.test_images[part].to(device), mean, std, channels_last=numerics.channels_last)
+    normalize = Normalization(data.mean.to(device), data.std.to(device), channels_last=numerics.channels_last)
+    images = normalize(data.test_images[part].to(device))
     labels = data.test_labels[part].to(device)
     with numerics.autocast():
         logits = model(images).float()

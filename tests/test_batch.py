@@ -2,7 +2,7 @@
 
 import torch
 
-from jobs.augment import normalize
+from jobs.augment import Normalization
 from jobs.batch import Reader, placed
 from jobs.numerics import Numerics
 from tests.small_run import NUM_TRAIN, make_data
@@ -13,7 +13,7 @@ CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")  # shapes without con
 def test_batch_without_augmentation_is_the_samples_normalised() -> None:
     data, ids = make_data(), torch.tensor([7, 0, 7])
     images, labels = Reader(data, Numerics(CPU, "bf16"), (), seed=0).read(ids, epoch=0)
-    assert torch.equal(images, normalize(data.train_images[ids], data.mean, data.std))
+    assert torch.equal(images, Normalization(data.mean, data.std, channels_last=False)(data.train_images[ids]))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert labels.tolist() == data.train_labels[ids].tolist()
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from jobs.augment import normalize
+from jobs.augment import Normalization
 from jobs.data import DataSet
 from jobs.evaluate import Evaluation, broadcast_buffers, evaluate
 from jobs.model import build_model
@@ -146,7 +146,7 @@ def test_all_ranks_stop_at_the_question_that_is_answered_no(records: list[dict[s
 def test_result_equals_a_plain_loop_over_the_test_set() -> None:
     model, data = make_model().eval(), make_data()
     with torch.no_grad():
-        logits = model(normalize(data.test_images, data.mean, data.std))
+        logits = model(Normalization(data.mean, data.std, channels_last=False)(data.test_images))
     result = evaluate_here(model, data)
     assert result is not None
     assert result.accuracy == int((logits.argmax(dim=1) == data.test_labels).sum()) / NUM_TEST
@@ -179,7 +179,7 @@ def test_rank_without_a_micro_batch_asks_as_often_as_the_others() -> None:
 def test_mirror_images_are_averaged_with_the_images_where_asked() -> None:
     model, data = make_model(), make_data()
     with torch.no_grad():
-        images = normalize(data.test_images, data.mean, data.std)
+        images = Normalization(data.mean, data.std, channels_last=False)(data.test_images)
         logits = (model.eval()(images) + model(images.flip(3))) / 2
     plain, mirrored = evaluate_here(model, data), evaluate_here(model, data, with_mirrored=True)
     assert plain is not None
