@@ -18,6 +18,7 @@ from jobs.attempt import join_attempt, own_job_id
 from jobs.control import Control
 from jobs.data import DataSet, open_staged
 from jobs.deadlines import Deadlines
+from jobs.descriptors import make_room
 from jobs.device import choose_device, environment_of, use_device
 from jobs.failure import Whereabouts
 from jobs.faults import Faults
@@ -72,7 +73,9 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
     data = open_staged(spec.dataset)
     device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
     use_device(device, spec)
-    check_interfaces("nccl" if device.type == "cuda" else "gloo", environ)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    check_interfaces(backend, environ)
+    make_room(env.rank, env.world_size, backend)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
     told_attempt = int(environ.get(ATTEMPT_VARIABLE, "1"))  # without a supervisor it is known only once all have met
@@ -84,7 +87,7 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
         watch.start(store, spec, env, where, stop, environ)  # its own connection would be looked up, too
         meet(own_place(env, device, environ, num_visible=num_visible), spec, env, store, timeout_s=COLLECTIVE_S)
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            backend,
             store=store,
             rank=env.rank,
             world_size=env.world_size,
