@@ -19,6 +19,7 @@ from jobs.batch import place_data
 from jobs.control import Control
 from jobs.data import DataSet, open_staged
 from jobs.deadlines import Deadlines
+from jobs.descriptors import make_room
 from jobs.device import choose_device, environment_of, use_device
 from jobs.failure import Whereabouts
 from jobs.faults import Faults
@@ -82,7 +83,9 @@ def join(
     use_device(device, spec)
     check_compiler(spec.train, environ)
     phases.end("device")
-    check_interfaces("nccl" if device.type == "cuda" else "gloo", environ)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    check_interfaces(backend, environ)
+    make_room(env.rank, env.world_size, backend)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
     told_attempt = int(environ.get(ATTEMPT_VARIABLE, "1"))  # without a supervisor it is known only once all have met
@@ -96,7 +99,7 @@ def join(
         all_have_bf16 = meet(own, spec, env, store, timeout_s=COLLECTIVE_S)
         phases.end("meeting")
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            backend,
             store=store,
             rank=env.rank,
             world_size=env.world_size,
