@@ -5,7 +5,7 @@
 As a careful user writes it after pytorch/examples: DistributedDataParallel, DistributedSampler with set_epoch, model,
 optimizer, schedule and epoch in one file, written beside the old one and renamed.  No evaluation.  The same net and
 images as the run that it is compared with.  Started with torchrun's variables, and again by whoever requeues it.
-Rank 0 prints `stepped` after its first step; FOLDER/epochs.jsonl gets one line for each epoch that is saved.
+Rank 0 prints `stepped` after each step; FOLDER/epochs.jsonl gets one line for each epoch that is saved.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
         first_epoch = state["epoch"]
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)
-        seconds = train(loader, model, optimizer, is_first=epoch == first_epoch)
+        seconds = train(loader, model, optimizer)
         scheduler.step()
         if dist.get_rank() == 0:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
@@ -60,21 +60,17 @@ def main() -> None:
 
 
 def train(
-    loader: "DataLoader[tuple[torch.Tensor, ...]]",
-    model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
-    *,
-    is_first: bool,
+    loader: "DataLoader[tuple[torch.Tensor, ...]]", model: DistributedDataParallel, optimizer: torch.optim.Optimizer
 ) -> float:
     """One epoch; the seconds that it took."""
     began = time.perf_counter()
-    for step, (images, labels) in enumerate(loader):
+    for images, labels in loader:
         optimizer.zero_grad(set_to_none=True)
         inputs = (images.float() / 255 - 0.5) / 0.25
         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
         torch.autograd.backward(loss)
         optimizer.step()
-        if is_first and step == 0 and dist.get_rank() == 0:
+        if dist.get_rank() == 0:
             print("stepped", flush=True)
     return time.perf_counter() - began
 
