@@ -12,6 +12,7 @@ Sources: submitit 1.5, docs/structure.md; sbatch(1), Slurm 22.05.
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import math
@@ -25,12 +26,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster import index, keep, preflight, slurm, successor
-from cluster.dry_run import dry_run, report
+from cluster import index, keep, preflight, slurm
 from cluster.environment import clean_environment
-from cluster.follow import follow
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at
-from cluster.resume import prepare_resumption
 from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id
 from cluster.spec import SourcedSpec, check_packages, faults_allowed, read_spec
 from cluster.submission import (
@@ -140,6 +138,8 @@ def submit(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job_id = start(request, plan, environ, undo)
     announce(Submitted(str(run.path), run.run_id, job_id, plan.cluster, script), as_json=args.json)
     if plan.cluster == "local" or args.wait or args.follow:
+        from cluster.follow import follow
+
         return follow(
             run, plan, job_id, environ, previous_attempt=previous_attempt, show_log=args.follow, quiet=args.json
         )
@@ -167,6 +167,8 @@ def maybe_request(args: argparse.Namespace, environ: Mapping[str, str]) -> Reque
         sourced = read_spec(args.spec, args.overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
         run = RunFolder(sourced.spec.run_root / sourced.spec.name / new_run_id(datetime.now(timezone.utc)))
         return Request(run, sourced, lambda: removal_of(run), maybe_source=source)
+    from cluster.resume import prepare_resumption
+
     resumption = prepare_resumption(index.find_run(args.resume, environ), args.overrides, environ)
     run = resumption.run
     if resumption.is_done:
@@ -177,6 +179,8 @@ def maybe_request(args: argparse.Namespace, environ: Mapping[str, str]) -> Reque
 
 def tell_dry_run(request: Request, plan: LaunchPlan, script: str, environ: Mapping[str, str], *, as_json: bool) -> int:
     """The script on standard output, the rest on standard error; returns the exit code."""
+    from cluster.dry_run import dry_run, report
+
     found = dry_run(request.sourced, plan, script, environ)
     if as_json:
         head = Submitted(str(request.run.path), request.run.run_id, None, plan.cluster, script)
@@ -241,6 +245,8 @@ def start(request: Request, plan: LaunchPlan, environ: Mapping[str, str], undo: 
 
 def put_in_beforehand(run: RunFolder, plan: LaunchPlan, job_id: str, environ: Mapping[str, str]) -> None:
     """Submit the job's successors; the job itself is in the queue, and stays there when they are refused."""
+    from cluster import successor
+
     try:
         successor.submit_beforehand(run, plan, job_id, environ)
     except slurm.SlurmError as error:
@@ -368,4 +374,6 @@ def announce(submitted: Submitted, *, as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    gc.freeze()  # else Python's end looks through all that was imported, several times: 30 ms of 320
+    sys.exit(exit_code)

@@ -7,9 +7,6 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-from torch import nn
-
 from cluster.rank import RankEnv
 from cluster.spec import JobSpec
 from jobs.control import Control, Tally
@@ -19,7 +16,9 @@ from jobs.digest import next_samples_digest
 from jobs.done import Done, OnItsWay, Window
 from jobs.evaluate import broadcast_buffers, evaluate
 from jobs.faults import Faults
+from jobs.learner import Learner
 from jobs.metrics import Recorder
+from jobs.numerics import Numerics
 from jobs.phases import Phases
 from jobs.saver import SaveError, Saver
 from jobs.state import TrainState
@@ -46,9 +45,8 @@ class Loop:
     spec: JobSpec
     env: RankEnv
     data: DataSet
-    device: torch.device
-    model: nn.Module  # unwrapped
-    optimizer: torch.optim.SGD
+    numerics: Numerics
+    learner: Learner
     stepper: Stepper
     control: Control
     recorder: Recorder
@@ -192,7 +190,7 @@ class Loop:
             "grad_norm": done.maybe_grad_norm,
             **window.figures(),
             "slowest_rank": self.watch.pace.maybe_slowest,
-            "memory_mib": memory_mib(self.device),
+            "memory_mib": memory_mib(self.numerics.device),
         }
         self.recorder.beat(loss=loss, images_per_s=line["images_per_s"])
         every = self.spec.train.eval_every_epochs
@@ -218,7 +216,7 @@ class Loop:
         if self.state.step != self.saved_step:
             self.saved_step, self._saved_s = self.state.step, time.monotonic()
             self.watch.at("saving", self.state.step)
-            self.saver.begin(self.state, asdict(self.length))
+            self.saver.begin(self.state, {**asdict(self.length), "precision": self.numerics.precision})
 
     def evaluate(self) -> None:
         """Evaluate the epoch that has just ended and write its line; nothing is kept when the ranks agree to stop."""
@@ -226,14 +224,14 @@ class Loop:
         self.recorder.beat(phase="evaluating")
         self.watch.at("evaluating", state.step)
         if self.env.world_size > 1:
-            broadcast_buffers(self.model)
+            broadcast_buffers(self.learner.evaluated)
         result = evaluate(
-            self.model,
+            self.learner.evaluated,
             self.data,
             rank=self.env.rank,
             world_size=self.env.world_size,
-            device=self.device,
-            precision=self.spec.train.precision,
+            numerics=self.numerics,
+            with_mirrored=self.spec.train.eval_flip,
             keep_going=self.keep_going,
             group=self.control.group,
         )

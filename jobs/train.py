@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.rank import ATTEMPT_VARIABLE, SPEC_VARIABLE, RankEnv, read_rank
@@ -19,6 +19,7 @@ from cluster.signals import StopFlag
 from cluster.spec import JobSpec, check_packages, faults_allowed, load_spec
 from jobs import alarm
 from jobs.failure import Whereabouts, leave
+from jobs.libraries import library_variables
 from jobs.phases import Phases, process_began_s
 
 
@@ -60,14 +61,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=lambda text: Path(text).absolute(), help="go on with the run in this folder")
     parser.add_argument("--local-rank", "--local_rank", type=int)
     return parser.parse_args(argv)
-
-
-def library_variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """What libraries read from the environment when they are loaded; the user's own choice stays."""
-    wanted = {"OMP_NUM_THREADS": str(spec.train.threads_per_rank)}
-    if spec.train.deterministic and "CUBLAS_WORKSPACE_CONFIG" not in environ:
-        wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS, "Results reproducibility"
-    return wanted
 
 
 def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, phases: Phases) -> int:

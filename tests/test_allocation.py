@@ -64,6 +64,7 @@ def error_of(environ: dict[str, str]) -> str:
         ("a[01,7]b-[1-2]", ["a01b-1", "a01b-2", "a7b-1", "a7b-2"]),
         ("n[1-2]s,x", ["n1s", "n2s", "x"]),  # Slurm 24.11; 22.05 refuses it
         ("n18446744073709551616", ["n18446744073709551616"]),
+        ("n[08-09]%d%", ["n08%d%", "n09%d%"]),
     ],
 )
 def test_host_list_becomes_its_names(text: str, names: list[str]) -> None:
@@ -116,6 +117,14 @@ def test_host_list_without_bound_is_refused(text: str, reason: str) -> None:
     with pytest.raises(AllocationError) as caught:
         expand_nodelist(text)
     assert str(caught.value) == reason
+
+
+def test_single_names_are_bounded_too() -> None:
+    names = [f"n{number}" for number in range(MAX_NODES)]
+    assert expand_nodelist(",".join(names)) == tuple(names)
+    with pytest.raises(AllocationError) as caught:
+        expand_nodelist(",".join([*names, "x"]))
+    assert str(caught.value).endswith(",x' stands for more than 65536 names")
 
 
 @pytest.mark.parametrize(

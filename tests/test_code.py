@@ -102,6 +102,15 @@ def test_bytecode_comes_along_when_it_is_of_the_file(tmp_path: Path) -> None:
     assert [Path(path).parent for path in matched] == [tmp_path / "code/jobs/__pycache__"]
 
 
+def test_bytecode_of_what_no_job_imports_is_left_behind(tmp_path: Path) -> None:
+    put(tmp_path / "project", {**PROGRAM, "tests/test_train.py": "word = 1\n"})
+    git(tmp_path, "init", "-q", str(tmp_path / "project"))
+    compileall.compile_dir(tmp_path / "project", quiet=2)
+    sums = copy_project(find_project(tmp_path / "project", ENVIRON), tmp_path / "code")
+    folders = {str(path.parent.relative_to(tmp_path / "code")) for path in (tmp_path / "code").rglob("*.pyc")}
+    assert (folders, "tests/test_train.py" in sums) == ({"cluster/__pycache__", "jobs/__pycache__"}, True)
+
+
 def test_snapshot_does_not_change_when_a_file_is_edited_in_place(project: Path, tmp_path: Path) -> None:
     before = copy_project(find_project(project, ENVIRON), tmp_path / "code")
     with (project / "jobs/train.py").open("r+") as file:

@@ -36,7 +36,9 @@ def make_elastic_spec(folder: Path, data: Path, runs: Path) -> JobSpec:
     path = folder / "elastic.yaml"
     path.write_text(text)
     return load_spec(
-        path, ["train.epochs=100", "train.eval_every_epochs=100", f"train.max_steps={NUM_STEPS}"], cwd=folder
+        path,
+        ["train.epochs=100", "train.eval_every_epochs=100", f"train.max_steps={NUM_STEPS}", "train.precision=fp32"],
+        cwd=folder,
     )
 
 

@@ -1,5 +1,6 @@
 """The place of a process on every route.  Slurm's values are those that 22.05.8 set; torchrun's are of torch 2.14.1."""
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -337,6 +338,50 @@ def test_supervisors_local_process_has_its_meeting_point(shell: dict[str, str]) 
     assert read_rank(environ) == RankEnv(
         1, 1, 2, 2, 0, 1, "10.0.0.2", (23111, 24112), "20260102-030405-ab12.3", False, "supervisor"
     )
+
+
+# Many nodes
+
+STEPS = {
+    "n[00001-16384]": (16_384, "n00001"),
+    ",".join(f"host{7 * number}" for number in range(4096)): (4096, "host0"),
+    "rack[01-16]chassis[1-32]n[01-32]": (16_384, "rack01chassis1n01"),
+}
+
+
+def task_of_many(nodelist: str, node: int, local_rank: int, tasks: int) -> dict[str, str]:
+    num_nodes = STEPS[nodelist][0]
+    counts = {"SLURM_STEP_NUM_NODES": str(num_nodes), "SLURM_STEP_NUM_TASKS": str(num_nodes * tasks)}
+    lists = {"SLURM_STEP_NODELIST": nodelist, "SLURM_STEP_TASKS_PER_NODE": f"{tasks}(x{num_nodes})"}
+    place = {"SLURM_PROCID": node * tasks + local_rank, "SLURM_LOCALID": local_rank, "SLURM_NODEID": node}
+    return ONE_TASK | counts | lists | {name: str(value) for name, value in place.items()}
+
+
+@pytest.mark.parametrize("nodelist", STEPS, ids=lambda text: text[:20])
+def test_tasks_of_a_step_on_thousands_of_nodes_have_their_places(nodelist: str) -> None:
+    num_nodes, first = STEPS[nodelist]
+    for node, local_rank in ((0, 0), (num_nodes // 3, 5), (num_nodes - 1, 7)):
+        found = read_rank(task_of_many(nodelist, node, local_rank, tasks=8))
+        place = (8 * node + local_rank, local_rank, 8 * num_nodes, 8, node, num_nodes, first)
+        assert found == RankEnv(*place, draw_master_ports("17.1.0"), "17.1.0", False, "srun")
+
+
+@pytest.mark.parametrize("nodelist", STEPS, ids=lambda text: text[:20])
+def test_memory_for_finding_a_place_grows_with_nodes_alone_and_is_given_back(nodelist: str) -> None:
+    kept, peaks = [], []
+    for tasks in (1, 8):
+        environ = task_of_many(nodelist, 0, 0, tasks)
+        read_rank(environ)  # fills caches, of regular expressions say
+        tracemalloc.start()
+        found = read_rank(environ)
+        held, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert found.num_nodes == STEPS[nodelist][0]
+        kept.append(held)
+        peaks.append(peak)
+    assert max(kept) < 16 << 10  # a list of the nodes has 128 KiB, one of the ranks 1 MiB
+    assert max(peaks) < 4 << 20
+    assert abs(peaks[1] - peaks[0]) < 16 << 10
 
 
 # One process

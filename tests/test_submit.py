@@ -364,3 +364,10 @@ def test_refused_resumption_gives_the_run_its_files_back(folder: Path) -> None:
         "submission_refused",
     ]
     assert after == before
+
+
+def test_submission_loads_nothing_that_only_other_requests_need() -> None:
+    others = ("follow", "dry_run", "resume", "successor", "run_state", "schema")
+    probe = f"import sys, cluster.submit; print([n for n in {others} if f'cluster.{{n}}' in sys.modules])"
+    words = [sys.executable, "-c", probe]
+    assert subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "[]\n"

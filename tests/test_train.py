@@ -13,7 +13,7 @@ from tests.training import REPOSITORY, command, environment, events_of, newest_r
 
 PHASES = (
     "python", "spec", "torch", "data", "device", "meeting", "groups",
-    "attempt", "model", "restore", "ddp", "buckets", "saver", "first_step",
+    "attempt", "restore", "model", "ddp", "buckets", "saver", "first_step",
 )  # fmt: skip
 LINGERING = """
 import runpy, sys, threading, time
