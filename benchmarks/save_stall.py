@@ -17,18 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, not in __all__
 from torch.multiprocessing.spawn import spawn
 
+from benchmarks.loop_of_rank import end_loop, join_ranks, make_loop, read_spec_text
 from benchmarks.reference.plain_save import plain_save
-from cluster.rank import RankEnv
 from cluster.runs import RunFolder
-from cluster.signals import StopFlag
-from cluster.spec import JobSpec, load_spec
-from jobs.control import Control
-from jobs.data import DataSet
 from jobs.loop import Loop
-from jobs.session import Session, build
 
 SPEC = """\
 name: stall
@@ -66,11 +60,8 @@ def report(num_ranks: int, figures: dict[str, Any]) -> None:
 def train(rank: int, num_ranks: int, folder: Path, num_saves: int) -> None:
     """One rank: a save every other step."""
     torch.set_num_threads(1)
-    (folder / "spec.yaml").write_text(SPEC)
-    spec = load_spec(folder / "spec.yaml", cwd=folder)
-    store = FileStore(str(folder / "store"), num_ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
-    loop = make_loop(spec, RunFolder(folder / "run"), rank, num_ranks)
+    join_ranks(rank, num_ranks, folder)
+    loop = make_loop(read_spec_text(SPEC, folder), RunFolder(folder / "run"), rank, num_ranks)
     figures: dict[str, Any] = {name: [] for name in ("plain_s", "stall_s", "step_alone_s", "step_beside_s")}
     released_s: list[float] = []
     release = loop.saver.release
@@ -86,7 +77,7 @@ def train(rank: int, num_ranks: int, folder: Path, num_saves: int) -> None:
         if rank == 0:
             figures["plain_s"].append(timed(lambda: plain_save(state_of(loop), folder / "plain.pt")))
         dist.barrier()
-    loop.recorder.stop_beating()
+    end_loop(loop)
     if rank == 0:
         newest = max(loop.recorder.run.checkpoints.glob("*.pt"))
         sizes = {"plain_bytes": (folder / "plain.pt").stat().st_size, "bytes": newest.stat().st_size}
@@ -95,27 +86,10 @@ def train(rank: int, num_ranks: int, folder: Path, num_saves: int) -> None:
     dist.destroy_process_group()
 
 
-def make_loop(spec: JobSpec, run: RunFolder, rank: int, num_ranks: int) -> Loop:
-    """The loop as jobs.train wires it, on images of noise."""
-    images, labels = torch.zeros(4096, 3, 32, 32, dtype=torch.uint8), torch.arange(4096) % 10
-    scale = torch.full((3,), 0.5)
-    data = DataSet(images, labels, images[:16], labels[:16], 10, scale, scale)
-    if rank == 0:
-        run.make()
-        run.claim_attempt({})
-    dist.barrier()
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    place = RankEnv(rank, rank, num_ranks, num_ranks, 0, 1, "127.0.0.1", (23111,), "stall.1", False, "single")
-    session = Session(spec, place, data, torch.device("cpu"), Control(group, StopFlag()), run, 1)
-    return build(session, {}, began_s=0.0)
-
-
 def state_of(loop: Loop) -> dict[str, Any]:
     """What our checkpoint holds."""
     return {
-        "model": loop.model.state_dict(),
-        "optimizer": loop.optimizer.state_dict(),
+        **loop.learner.state(),
         "schedule": asdict(loop.length),
         "state": loop.state.as_dict(),
     }

@@ -63,9 +63,11 @@ def images_of(spec: "JobSpec") -> tuple[int | None, int | None]:
 
 
 def checkpoint_bytes(spec: "JobSpec", num_classes: int | None) -> int | None:
-    """Bytes of one checkpoint: weights and buffers, and SGD's momentum beside each weight."""
+    """Bytes of one checkpoint: weights and buffers, their average, and the optimizer's momentum beside each weight."""
     if num_classes is None:
         return None
-    model = MODELS[spec.train.model]
-    copies = 2 if spec.train.momentum > 0 else 1
-    return copies * 4 * (model.fixed + model.per_class * num_classes) + model.buffer_bytes
+    model, train = MODELS[spec.train.model], spec.train
+    has_momentum = train.momentum > 0 or train.optimizer == "muon"  # what SGD does without it is small beside Muon's
+    weights = 4 * (model.fixed + model.per_class * num_classes)
+    with_buffers = 1 if train.ema_decay is None else 2
+    return with_buffers * (weights + model.buffer_bytes) + has_momentum * weights

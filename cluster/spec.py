@@ -4,10 +4,12 @@ A key without a value (`key:` or `key: null`) is refused everywhere: a key that 
 spec names the keys that aren't set in comments, and so loads again.
 """
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,6 +60,7 @@ from cluster.spec_yaml import (
 )
 
 FORMAT_VERSION: Literal[1] = 1
+MUON_SINCE = (2, 9)  # of torch: torch.optim.Muon
 
 SMALL_LENGTH = MAX_BYTES // 8  # of a text whose dump fits for sure: it is at most twice as long, and the defaults
 MAX_PROBLEMS = 50  # that are shown
@@ -97,12 +100,18 @@ class TrainSpec(_Section):
         default_factory=lambda data: 128 if data.get("global_batch_size") is None else None
     )
     """Images per step and rank, instead of global_batch_size.  Default 128."""
+    optimizer: Literal["sgd", "muon"] = "sgd"
+    """muon orthogonalises the updates of all convolutions but the first; SGD does the rest.  Needs torch 2.9."""
     lr: Positive = 0.1
-    """Peak learning rate, reached after the warm-up."""
+    """Peak learning rate of SGD, reached after the warm-up."""
     momentum: Fraction = 0.9
     """Momentum of SGD, with Nesterov's step."""
+    muon_lr: Positive = 0.02
+    """Peak learning rate of Muon; read with optimizer muon only."""
+    muon_momentum: Fraction = 0.95
+    """Momentum of Muon, with Nesterov's step; read with optimizer muon only."""
     weight_decay: NotNegative = 5e-4
-    """L2 penalty."""
+    """L2 penalty; with Muon a share of the weight, times the learning rate, at each step."""
     label_smoothing: Fraction = 0.0
     """Share of the target spread over all classes."""
     warmup_epochs: NotNegative = 1.0
@@ -115,8 +124,18 @@ class TrainSpec(_Section):
     """Epochs between evaluations; the last epoch is always evaluated."""
     log_every_steps: Count = 10
     """Steps between two lines of metrics.jsonl."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs the forward pass under autocast; weights stay fp32."""
+    ema_decay: Fraction | None = None
+    """Evaluate and export a moving average of the weights, of which each step leaves this share, such as 0.99."""
+    eval_flip: bool = False
+    """Average the answers to each test image and its mirror image; an evaluation takes twice as long."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16 runs the forward pass under autocast; weights stay fp32.  auto: bf16 where all ranks have units for it."""
+    tf32: bool = False
+    """Let GPUs round what they multiply to 10 bits of mantissa in fp32 convolutions and matrix products."""
+    compile: bool = False
+    """Compile the model with torch.compile: a minute at each start, then faster steps on GPUs; needs a C++ compiler."""
+    gradient_compression: Literal["none", "bf16"] = "none"
+    """bf16 halves what ranks send each other, and rounds it; for slow networks."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto takes CUDA where a rank sees a GPU."""
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -459,8 +478,15 @@ def read_spec(
 def check_packages(spec: JobSpec) -> None:
     """Look whether this interpreter has the packages that a spec needs beside those we always need; none is imported.
 
-    Raises SpecError: it lacks one.
+    Raises SpecError: it lacks one, or has it in a version that is too old.
     """
+    if spec.train.optimizer == "muon" and (found := _torch_version()) < MUON_SINCE:
+        raise SpecError(
+            [
+                f"train.optimizer: muon needs torch {shown_version(MUON_SINCE)}, and {sys.executable} has "
+                f"{shown_version(found) or 'none'}: upgrade torch, or use sgd"
+            ]
+        )
     if spec.train.tensorboard and find_spec("tensorboard") is None:
         raise SpecError(
             [
@@ -468,6 +494,20 @@ def check_packages(spec: JobSpec) -> None:
                 f"install it ({sys.executable} -m pip install tensorboard), or leave the key out"
             ]
         )
+
+
+def _torch_version() -> tuple[int, ...]:
+    """Major and minor version of the torch that this interpreter would import; empty without one."""
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return ()
+    return tuple(int(part) for part in re.findall(r"\d+", found)[:2])
+
+
+def shown_version(parts: tuple[int, ...]) -> str:
+    """(2, 9) as 2.9."""
+    return ".".join(map(str, parts))
 
 
 def dump_spec(spec: JobSpec) -> str:

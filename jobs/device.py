@@ -47,9 +47,13 @@ def use_device(device: torch.device, spec: JobSpec) -> None:
     torch.set_num_threads(spec.train.threads_per_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high" if spec.train.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = spec.train.tf32  # torch's own default is True, for convolutions alone
+    torch.backends.cudnn.benchmark = not spec.train.deterministic  # it chooses by the clock
     if spec.train.deterministic:
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
+        # Else torch fills all memory that it allocates, for programs that read what they did not write: 2 % of a step.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def memory_mib(device: torch.device) -> float:
@@ -63,7 +67,7 @@ def memory_mib(device: torch.device) -> float:
 
 
 def environment_of(device: torch.device, spec: JobSpec, env: RankEnv) -> dict[str, Any]:
-    """What the bits of a run depend on besides its spec; kept in every manifest and compared at each start."""
+    """What bits depend on besides spec and precision; kept in every manifest and compared at each start."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {
         "world_size": env.world_size,

@@ -8,15 +8,15 @@ are put together before they are summed.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from jobs.augment import normalize
+from jobs.augment import Normalization
 from jobs.data import DataSet, share_of
+from jobs.numerics import Numerics
 
 MICRO_BATCH = 128  # images; the default, the same at every world size
 
@@ -36,16 +36,16 @@ def evaluate(
     *,
     rank: int,
     world_size: int,
-    device: torch.device,
-    precision: Literal["fp32", "bf16"],
+    numerics: Numerics,
     keep_going: Callable[[], bool],
-    channels_last: bool = False,
+    with_mirrored: bool = False,
     micro_batch: int = MICRO_BATCH,
     group: dist.ProcessGroup | None = None,
 ) -> Evaluation | None:
     """Evaluate on the whole test set; None when keep_going said no.
 
     All ranks call it together, with equal weights and buffers (broadcast_buffers); model is the module inside DDP.
+    with_mirrored: average the logits of each image and its mirror image.
     keep_going: called before each micro-batch, equally often on every rank, so it may be a collective; its answer
         must be the same on all ranks.
     group: takes tensors on the CPU; None is the default group; not used when world_size is 1.
@@ -54,7 +54,7 @@ def evaluate(
     starts = torch.arange(0, num_images, micro_batch)
     own_starts = share_of(starts, rank, world_size).tolist()
     num_rounds = len(share_of(starts, 0, world_size))  # rank 0 has the largest share
-    scores = torch.zeros(3, num_images, dtype=torch.float64, device=device)
+    scores = torch.zeros(3, num_images, dtype=torch.float64, device=numerics.device)
     was_training = model.training
     model.eval()
     try:
@@ -63,7 +63,7 @@ def evaluate(
                 return None
             if index < len(own_starts):
                 part = slice(own_starts[index], own_starts[index] + micro_batch)
-                scores[:, part] = _score(model, data, part, device, precision, channels_last)
+                scores[:, part] = _score(model, data, part, numerics, with_mirrored)
     finally:
         model.train(was_training)
     return _put_together(scores.cpu(), world_size, group)
@@ -79,15 +79,16 @@ def broadcast_buffers(model: nn.Module, group: dist.ProcessGroup | None = None) 
 
 
 @torch.inference_mode()
-def _score(
-    model: nn.Module, data: DataSet, part: slice, device: torch.device, precision: str, channels_last: bool
-) -> Tensor:
+def _score(model: nn.Module, data: DataSet, part: slice, numerics: Numerics, with_mirrored: bool) -> Tensor:
     """Per image: loss, whether the answer is right, and 1; float64 (3, n) on the device."""
-    mean, std = data.mean.to(device), data.std.to(device)
-    images = normalize(data.test_images[part].to(device), mean, std, channels_last=channels_last)
+    device = numerics.device
+    normalize = Normalization(data.mean.to(device), data.std.to(device), channels_last=numerics.channels_last)
+    images = normalize(data.test_images[part].to(device))
     labels = data.test_labels[part].to(device)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+    with numerics.autocast():
         logits = model(images).float()
+        if with_mirrored:
+            logits = (logits + model(images.flip(3)).float()) / 2
     losses = functional.cross_entropy(logits, labels, reduction="none")
     hits = logits.argmax(dim=1) == labels
     return torch.stack([losses.double(), hits.double(), torch.ones_like(losses, dtype=torch.float64)])

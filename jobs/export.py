@@ -23,6 +23,7 @@ import torch
 from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, manifest_steps, sync_folder
 from jobs.checkpoint import CheckpointError, load, read_manifest
 from jobs.digest import weights_sha256
+from jobs.learner import exported_weights
 
 NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))  # of file systems without hard links
 
@@ -41,14 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_target(args.file)
         step, state = choose(RunFolder(args.run_dir), args.step)
-        write_new(args.file, state["model"])
+        weights = exported_weights(state)
+        write_new(args.file, weights)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     except UsageError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
-    told = {"path": str(args.file), "step": step, "weights_sha256": weights_sha256(state["model"])}
+    told = {"path": str(args.file), "step": step, "weights_sha256": weights_sha256(weights)}
     print(json.dumps(told))
     return EXIT_FINISHED
 

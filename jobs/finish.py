@@ -9,6 +9,7 @@ import torch
 
 from cluster.runs import RunFolder, seconds_between, utc_now, write_atomic, write_json
 from jobs.digest import weights_sha256
+from jobs.learner import exported_weights
 from jobs.loop import Loop
 
 log = logging.getLogger("run")
@@ -17,7 +18,7 @@ log = logging.getLogger("run")
 def finish(loop: Loop) -> None:
     """Publish the final weights, then the summary: whoever sees the summary finds the rest."""
     run = loop.recorder.run
-    weights = {name: tensor.cpu() for name, tensor in loop.model.state_dict().items()}
+    weights = exported_weights(loop.learner.state())
     buffer = io.BytesIO()
     torch.save(weights, buffer)
     run.check_owner(loop.recorder.attempt)

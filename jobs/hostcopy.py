@@ -97,7 +97,8 @@ class HostCopy:
 
     def _buffer(self, path: str, like: Tensor) -> Tensor:
         kept = self._buffers.get(path)
-        if kept is None or kept.shape != like.shape or kept.dtype != like.dtype:
-            kept = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        if kept is None or (kept.shape, kept.stride(), kept.dtype) != (like.shape, like.stride(), like.dtype):
+            # In the order of the source, so that a copy is one move of bytes.
+            kept = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, pin_memory=like.is_cuda)
             self._buffers[path] = kept
         return kept

@@ -7,9 +7,6 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-from torch import nn
-
 from cluster.rank import RankEnv
 from cluster.spec import JobSpec
 from jobs.control import Control, Tally
@@ -19,7 +16,10 @@ from jobs.digest import next_samples_digest
 from jobs.done import Done, OnItsWay, Window
 from jobs.evaluate import broadcast_buffers, evaluate
 from jobs.faults import Faults
+from jobs.learner import Learner
 from jobs.metrics import Recorder
+from jobs.numerics import Numerics
+from jobs.phases import Phases
 from jobs.saver import SaveError, Saver
 from jobs.state import TrainState
 from jobs.step import Length, Stepper
@@ -45,9 +45,8 @@ class Loop:
     spec: JobSpec
     env: RankEnv
     data: DataSet
-    device: torch.device
-    model: nn.Module  # unwrapped
-    optimizer: torch.optim.SGD
+    numerics: Numerics
+    learner: Learner
     stepper: Stepper
     control: Control
     recorder: Recorder
@@ -57,7 +56,7 @@ class Loop:
     faults: Faults
     stop_signal: str = ""
     saved_step: int = 0  # the last step that was saved, or is being saved
-    began_s: float = 0.0  # time.monotonic() when the process started
+    phases: Phases = field(default_factory=Phases)  # of the start, until the first step has ended
     watch: Watch = field(default_factory=Watch)
     _is_first: bool = True
     _saved_s: float = field(default_factory=time.monotonic)
@@ -158,7 +157,9 @@ class Loop:
         every = self.spec.checkpoint.every_steps
         self.recorder.beat(phase="training", step=done.step, epoch=done.epoch)
         if self._is_first:
-            self.recorder.event("first_step", step=done.step, seconds=round(time.monotonic() - self.began_s, 3))
+            self.phases.end("first_step")
+            told = {"seconds": self.phases.total_s(), "phases": self.phases.seconds}
+            self.recorder.event("first_step", step=done.step, **told)
             self._is_first = False
         self.name_slow_rank()
         at_end = done.ends_epoch or done.step == self.length.total_steps
@@ -189,7 +190,7 @@ class Loop:
             "grad_norm": done.maybe_grad_norm,
             **window.figures(),
             "slowest_rank": self.watch.pace.maybe_slowest,
-            "memory_mib": memory_mib(self.device),
+            "memory_mib": memory_mib(self.numerics.device),
         }
         self.recorder.beat(loss=loss, images_per_s=line["images_per_s"])
         every = self.spec.train.eval_every_epochs
@@ -215,7 +216,7 @@ class Loop:
         if self.state.step != self.saved_step:
             self.saved_step, self._saved_s = self.state.step, time.monotonic()
             self.watch.at("saving", self.state.step)
-            self.saver.begin(self.state, asdict(self.length))
+            self.saver.begin(self.state, {**asdict(self.length), "precision": self.numerics.precision})
 
     def evaluate(self) -> None:
         """Evaluate the epoch that has just ended and write its line; nothing is kept when the ranks agree to stop."""
@@ -223,14 +224,14 @@ class Loop:
         self.recorder.beat(phase="evaluating")
         self.watch.at("evaluating", state.step)
         if self.env.world_size > 1:
-            broadcast_buffers(self.model)
+            broadcast_buffers(self.learner.evaluated)
         result = evaluate(
-            self.model,
+            self.learner.evaluated,
             self.data,
             rank=self.env.rank,
             world_size=self.env.world_size,
-            device=self.device,
-            precision=self.spec.train.precision,
+            numerics=self.numerics,
+            with_mirrored=self.spec.train.eval_flip,
             keep_going=self.keep_going,
             group=self.control.group,
         )

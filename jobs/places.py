@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, not in __all__
@@ -19,13 +20,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, not
 from cluster.rank import RankEnv
 from cluster.spec import JobSpec
 from jobs.device import DeviceError
+from jobs.numerics import has_bf16_units
 
 log = logging.getLogger("run")
 
 PLACE_KEY, ANSWER_KEY, READERS_KEY = "place", "places", "places/read"
 READ_S = 5.0  # for all ranks to read the answer
 HEAD = ("rank", "host", "local rank", "device", "GPU")
-FITS = "fits"
+FITS, FITS_BF16 = "fits", "fits, and all have bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Place:
     gpu: str  # its UUID; of a slice of a GPU (MIG) the slice's; empty on the CPU
     num_visible: int  # GPUs that the rank sees
     num_cpus: int  # CPUs that the rank may use
+    has_bf16: bool = False  # units for bf16
 
 
 def own_place(env: RankEnv, device: torch.device, environ: Mapping[str, str], *, num_visible: int) -> Place:
@@ -51,7 +54,8 @@ def own_place(env: RankEnv, device: torch.device, environ: Mapping[str, str], *,
             environ.get("CUDA_VISIBLE_DEVICES", ""),
         )
     num_cpus = len(os.sched_getaffinity(0))
-    return Place(env.rank, socket.gethostname(), env.local_rank, str(device), uuid, num_visible, num_cpus)
+    has_bf16 = has_bf16_units(device, Path("/proc/cpuinfo").read_text())
+    return Place(env.rank, socket.gethostname(), env.local_rank, str(device), uuid, num_visible, num_cpus, has_bf16)
 
 
 def gpu_name(uuid: str, index: int, visible: str) -> str:
@@ -65,10 +69,11 @@ def gpu_name(uuid: str, index: int, visible: str) -> str:
     return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 
 
-def meet(place: Place, spec: JobSpec, env: RankEnv, store: Store, *, timeout_s: float) -> None:
+def meet(place: Place, spec: JobSpec, env: RankEnv, store: Store, *, timeout_s: float) -> bool:
     """Tell rank 0 where this rank is; rank 0 says it in its log, and all leave where two ranks share a GPU.
 
     timeout_s: for all ranks to come.
+    Returns whether all ranks have units for bf16.
 
     Raises DeviceError: two ranks have the same GPU.
     """
@@ -77,16 +82,17 @@ def meet(place: Place, spec: JobSpec, env: RankEnv, store: Store, *, timeout_s: 
         keys = [f"{PLACE_KEY}/{rank}" for rank in range(env.world_size)]
         store.wait(keys, timedelta(seconds=timeout_s))
         places = [Place(**json.loads(text)) for text in store.multi_get(keys)]
-        store.set(ANSWER_KEY, maybe_shared(places) or FITS)
+        store.set(ANSWER_KEY, maybe_shared(places) or (FITS_BF16 if all(place.has_bf16 for place in places) else FITS))
         for line in table(places):
             log.info("%s", line)
         for line in warnings(places, spec):
             log.warning("%s", line)
     store.wait([ANSWER_KEY], timedelta(seconds=timeout_s))
     answer = store.get(ANSWER_KEY).decode()
-    if answer != FITS:
+    if answer not in (FITS, FITS_BF16):
         wait_for_readers(store, env)
         raise DeviceError(answer)
+    return answer == FITS_BF16
 
 
 def wait_for_readers(store: Store, env: RankEnv) -> None:

@@ -7,7 +7,6 @@ silent or not, costs them seconds.  Numbers in comments were measured on torch 2
 
 import fcntl
 import ipaddress
-import itertools
 import os
 import secrets
 import socket
@@ -27,7 +26,7 @@ TOKEN_KEY = "cluster/token"
 PATIENCE_S = 2.0  # how long one port is waited for before the next one is tried
 ANSWER_S = 20.0  # how long it may go on answering meanwhile: both ends look up names, 6 to 10 s where no DNS answers
 RESOLVE_S = 10.0  # how long the master's name may be unknown: DNS hears a little late of a node that has just started
-ROUND_PAUSES_S = (0.1, 0.2, 0.5, 1.0)  # between rounds; the last one repeats
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between rounds
 BACKLOG = 4096  # all ranks connect at once; the kernel cuts it to net.core.somaxconn
 
 _SIOCGIFCONF = 0x8912  # netdevice(7): IPv4 addresses of all interfaces
@@ -99,14 +98,14 @@ def _name_this_start(env: RankEnv, store: Store, timeout_s: float) -> str:
     other one stays at 0.  A rank's question may be left over, too, so all are answered until each has thanked.
     """
     prefix = f"{env.token}.{secrets.token_hex(8)}"
-    deadline_s = time.monotonic() + timeout_s
+    started_s = time.monotonic()
     while (num_joined := store.add(f"cluster/joined/{prefix}", 0)) < env.world_size - 1:
-        if time.monotonic() > deadline_s:
+        if time.monotonic() > started_s + timeout_s:
             raise TimeoutError(f"only {num_joined} came within {timeout_s:g} s")
         for question in (f"cluster/question/{rank}" for rank in range(1, env.world_size)):
             if store.check([question]):
                 store.set(f"cluster/answer/{store.get(question).decode()}", prefix)
-        time.sleep(ROUND_PAUSES_S[0])
+        time.sleep(pause_s(time.monotonic() - started_s))
     return prefix
 
 
@@ -203,7 +202,6 @@ class _Visit(threading.Thread):
 def _find_store(env: RankEnv, timeout_s: float, on_resolved: Callable[[], None]) -> Store:
     """The other ranks' side: around the list, and around again, until the token is seen."""
     search = _Search(env, on_resolved)
-    pauses_s = itertools.chain(ROUND_PAUSES_S, itertools.repeat(ROUND_PAUSES_S[-1]))
     started_s = time.monotonic()
     while True:
         store = search.walk(started_s + timeout_s)
@@ -218,7 +216,12 @@ def _find_store(env: RankEnv, timeout_s: float, on_resolved: Callable[[], None])
                 f"{env.master_addr} within {limit_s:g} s: {_list(search.outcomes)}; see in the log whether rank 0 "
                 "started, check that this node reaches that address, or set MASTER_ADDR to one that all nodes reach"
             )
-        time.sleep(min(next(pauses_s), remaining_s))
+        time.sleep(min(pause_s(time.monotonic() - started_s), remaining_s))
+
+
+def pause_s(waited_s: float) -> float:
+    """Seconds until the next round: a tenth of the wait so far, which is then the most that a rank adds to it."""
+    return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited_s / 10))
 
 
 class _Search:

@@ -1,4 +1,4 @@
-"""Restore: checkpoint -> [restore] -> model, optimizer and position on every rank.
+"""Restore: checkpoint -> [restore] -> position and learner on every rank.
 
 Rank 0 alone reads the checkpoint; the rest travels by broadcast, so the cost on shared storage does not grow with the
 number of ranks.
@@ -6,59 +6,80 @@ number of ranks.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
-from torch import nn
 
 from cluster.runs import FormatError, RunError
 from jobs.checkpoint import Loaded, load_newest, remove_leftovers
 from jobs.control import Control
+from jobs.learner import Learner
 from jobs.metrics import Recorder
+from jobs.numerics import Precision
 from jobs.state import TrainState
 from jobs.step import Length
 
 log = logging.getLogger("run")
 
 
-def restore(
-    model: nn.Module,
-    optimizer: torch.optim.SGD,
+@dataclass(frozen=True, slots=True)
+class Position:
+    """From where a run goes on, and what it keeps from its first start; equal on every rank but for the content."""
+
+    state: TrainState
+    length: Length
+    precision: Precision
+    maybe_content: dict[str, Any] | None  # the checkpoint, on rank 0; None where there is nothing to go on from
+
+
+def find_position(
     control: Control,
     recorder: Recorder,
     *,
     length: Length,
+    precision: Precision,
+    keeps_precision: bool,
     environment: Mapping[str, Any],
-) -> tuple[TrainState, Length]:
-    """Put rank 0's newest good checkpoint into model and optimizer; returns position and length on every rank.
+) -> Position:
+    """Find the newest good checkpoint; load() puts it into a learner.
 
-    length: of a new run; one that goes on keeps the number of its micro-batches.
-
-    The model's weights reach the other ranks by DDP's constructor, which broadcasts rank 0's.
+    length, precision: of a new run; one that goes on keeps the number of its micro-batches.
+    keeps_precision: whether it keeps its precision, too.
+    environment: what bits depend on, but for the precision.
 
     Raises RunError: the checkpoint was made with another global batch, so its position has no meaning here, or by
     another release.
     """
     told: dict[str, Any] = {}
+    maybe_content = None
     if recorder.writes:
-        told = read_position(model, optimizer, recorder, length, environment)
+        told, maybe_content = read_position(recorder, length, precision, environment, keeps_precision=keeps_precision)
     told = dict(control.broadcast_object(told))
     if "error" in told:
         raise RunError(told["error"])
-    state = TrainState(**told["state"])
-    if state.step > 0:
-        share_momentum(optimizer, control)
-    return state, replace(length, micro_batches=told["micro_batches"])
+    length = replace(length, micro_batches=told["micro_batches"])
+    return Position(TrainState(**told["state"]), length, told["precision"], maybe_content)
+
+
+def load(learner: Learner, position: Position, control: Control) -> None:
+    """Make every rank's learner what rank 0 has read.
+
+    The model's weights reach the other ranks by DDP's constructor, which broadcasts rank 0's.
+    """
+    if position.maybe_content is not None:
+        learner.load(position.maybe_content)
+    if position.state.step > 0:
+        for tensor in learner.tensors_behind_weights():
+            control.broadcast_tensor(tensor)
 
 
 def read_position(
-    model: nn.Module,
-    optimizer: torch.optim.SGD,
     recorder: Recorder,
     length: Length,
+    precision: Precision,
     environment: Mapping[str, Any],
-) -> dict[str, Any]:
+    *,
+    keeps_precision: bool,
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Rank 0's part: load, cut metrics.jsonl back to the checkpoint, say what was found.
 
     Raises SupersededError: a later attempt owns the run; nothing of it was touched.
@@ -67,7 +88,7 @@ def read_position(
     try:
         loaded = load_newest(recorder.run, recorder.attempt)
     except FormatError as error:
-        return {"error": str(error)}
+        return {"error": str(error)}, None
     for name, reason in loaded.quarantined:
         recorder.event("checkpoint_quarantined", name=name, reason=reason)
     remove_leftovers(recorder.run.checkpoints)
@@ -79,16 +100,17 @@ def read_position(
             return {
                 "error": f"the run was made with a global batch of {kept}, and this start has {length.global_batch}: "
                 "start it with as many ranks as before, or use train.global_batch_size from the beginning"
-            }
-        model.load_state_dict(loaded.maybe_state["model"])
-        optimizer.load_state_dict(loaded.maybe_state["optimizer"])
+            }, None
+        if keeps_precision:
+            precision = schedule.get("precision", precision)
         state = TrainState(**loaded.maybe_state["state"])
     elif loaded.quarantined:
         log.error("no good checkpoint is left: the run starts again from step 0")
     if recorder.attempt > 1:
-        tell_resumption(recorder, state, loaded, environment)
+        tell_resumption(recorder, state, loaded, {**environment, "precision": precision})
     recorder.cut_metrics(state.metrics_bytes)
-    return {"state": state.as_dict(), "micro_batches": micro_batches}
+    told = {"state": state.as_dict(), "micro_batches": micro_batches, "precision": precision}
+    return told, loaded.maybe_state
 
 
 def tell_resumption(recorder: Recorder, state: TrainState, loaded: Loaded, environment: Mapping[str, Any]) -> None:
@@ -104,15 +126,3 @@ def tell_resumption(recorder: Recorder, state: TrainState, loaded: Loaded, envir
     if changes:
         recorder.event("environment_changed", **changes)
         log.warning("the run is no longer bit-exact: %s", changes)
-
-
-def share_momentum(optimizer: torch.optim.SGD, control: Control) -> None:
-    """Give every rank rank 0's momentum buffers."""
-    for group in optimizer.param_groups:
-        if group["momentum"] == 0:
-            continue
-        for parameter in group["params"]:
-            state = optimizer.state[parameter]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            control.broadcast_tensor(state["momentum_buffer"])

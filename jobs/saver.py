@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import nn
-
 from cluster.spec import CheckpointSpec
 from jobs.checkpoint import CheckpointError, data_path, prune, save
 from jobs.faults import Faults
 from jobs.hostcopy import HostCopy
+from jobs.learner import Learner
 from jobs.metrics import Recorder
 from jobs.state import TrainState
 from jobs.storage import free_bytes, reserve
@@ -40,8 +38,7 @@ class Saver:
 
     recorder: Recorder
     settings: CheckpointSpec
-    model: nn.Module  # unwrapped
-    optimizer: torch.optim.Optimizer
+    learner: Learner
     environment: Mapping[str, Any]  # what bit-equality depends on; goes into every manifest
     faults: Faults
     committed_step: int = 0  # the last step that a checkpoint holds
@@ -63,7 +60,7 @@ class Saver:
         """
         if not self.recorder.writes:
             return
-        self._size = OVERHEAD_BYTES + self._copy.prepare(self._tensors())
+        self._size = OVERHEAD_BYTES + self._copy.prepare(self.learner.expected_state())
         run = self.recorder.run
         try:
             reserve(run.checkpoints / f"trial.a{self.recorder.attempt:04d}.tmp", self._size)
@@ -71,13 +68,6 @@ class Saver:
             self._note_failure(f"trial of a save: {self._describe(error)}")
             if self.committed_step == 0:
                 raise SaveError(self.last_failure) from None
-
-    def _tensors(self) -> dict[str, Any]:
-        """All that a checkpoint will hold; optimizer state that comes with the first step has its parameter's shape."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        names = ["momentum_buffer"] if self.optimizer.defaults.get("momentum") else []
-        states = {number: dict.fromkeys(names, parameter) for number, parameter in enumerate(parameters)}
-        return {"model": dict(self.model.state_dict()), "optimizer": {"state": states}}
 
     def begin(self, state: TrainState, schedule: Mapping[str, Any]) -> None:
         """Start to save this position; waits for the save before it, if that is still being written."""
@@ -89,12 +79,11 @@ class Saver:
             self._note_failure(f"step {state.step} was not saved: metrics.jsonl cannot be written", step=state.step)
             return
         content = {
-            "model": dict(self.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
+            **self.learner.state(),
             "schedule": dict(schedule),
             "state": state.as_dict() | {"metrics_bytes": self.recorder.metrics_size()},
         }
-        copy = self._copy.start(content, self.model.buffers())
+        copy = self._copy.start(content, self.learner.model.buffers())
         self._thread = threading.Thread(target=self._write, args=(copy,), name="saver", daemon=True)
         self._thread.start()
         self._stall_s = time.monotonic() - began

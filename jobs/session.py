@@ -15,6 +15,7 @@ from cluster.signals import STOP_SIGNALS, StopFlag
 from cluster.spec import JobSpec
 from jobs import alarm
 from jobs.attempt import join_attempt, own_job_id
+from jobs.batch import place_data
 from jobs.control import Control
 from jobs.data import DataSet, open_staged
 from jobs.deadlines import Deadlines
@@ -23,15 +24,17 @@ from jobs.device import choose_device, environment_of, use_device
 from jobs.failure import Whereabouts
 from jobs.faults import Faults
 from jobs.interfaces import check_interfaces
+from jobs.learner import Learner
 from jobs.lookups import dns_silenced
 from jobs.loop import Loop
 from jobs.metrics import Recorder
 from jobs.model import build_model
-from jobs.optim import build_optimizer
-from jobs.parallel import settle_buckets, wrap
+from jobs.numerics import Numerics, choose_precision
+from jobs.parallel import check_compiler, wrap
+from jobs.phases import Phases
 from jobs.places import meet, own_place
 from jobs.rendezvous import connect, gloo_interface
-from jobs.restore import restore
+from jobs.restore import Position, find_position, load
 from jobs.saver import Saver
 from jobs.state import TrainState
 from jobs.step import Length, Stepper
@@ -57,6 +60,8 @@ class Session:
     attempt: int
     watch: Watch = dataclasses.field(default_factory=Watch)
     faults: Faults = dataclasses.field(default_factory=Faults)
+    all_have_bf16: bool = True  # whether every rank's device has units for it
+    phases: Phases = dataclasses.field(default_factory=Phases)
 
 
 def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str]:
@@ -65,14 +70,19 @@ def network_variables(env: RankEnv, environ: Mapping[str, str]) -> dict[str, str
     return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
 
-def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, environ: Mapping[str, str]) -> Session:
+def join(
+    spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, environ: Mapping[str, str], phases: Phases
+) -> Session:
     """Open the data, choose the device, meet the other ranks and agree on run folder and attempt.
 
     What this rank can find wrong by itself comes first: the others need not wait for it.
     """
     data = open_staged(spec.dataset)
+    phases.end("data")
     device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
     use_device(device, spec)
+    check_compiler(spec.train, environ)
+    phases.end("device")
     backend = "nccl" if device.type == "cuda" else "gloo"
     check_interfaces(backend, environ)
     make_room(env.rank, env.world_size, backend)
@@ -85,7 +95,9 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
         on_resolved = silence_dns if "GLOO_SOCKET_IFNAME" in environ else lambda: None
         store = connect(env, timeout_s=spec.train.start_timeout_s, on_resolved=on_resolved)
         watch.start(store, spec, env, where, stop, environ)  # its own connection would be looked up, too
-        meet(own_place(env, device, environ, num_visible=num_visible), spec, env, store, timeout_s=COLLECTIVE_S)
+        own = own_place(env, device, environ, num_visible=num_visible)
+        all_have_bf16 = meet(own, spec, env, store, timeout_s=COLLECTIVE_S)
+        phases.end("meeting")
         dist.init_process_group(
             backend,
             store=store,
@@ -94,13 +106,16 @@ def join(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, enviro
             timeout=timedelta(seconds=COLLECTIVE_S),
         )
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+    phases.end("groups")
     for name, handler in stop.take_back().items():
         log.warning("%s was handled by %r: a library took it; it stops the run again", name, handler)
     assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     watch.at("preparing", 0)
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
     faults = Faults.of(spec, env, attempt, stop.is_set)
-    return Session(spec, env, data_on(device, data), device, Control(group, stop), run, attempt, watch, faults)
+    data = place_data(data, device)
+    phases.end("attempt")
+    return Session(spec, env, data, device, Control(group, stop), run, attempt, watch, faults, all_have_bf16, phases)
 
 
 def is_finished(session: Session) -> bool:
@@ -109,48 +124,75 @@ def is_finished(session: Session) -> bool:
     return bool(session.control.broadcast_object(is_there))
 
 
-def build(session: Session, environ: Mapping[str, str], *, began_s: float) -> Loop:
+def build(session: Session, environ: Mapping[str, str]) -> Loop:
     """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
-    spec, env, device = session.spec, session.env, session.device
+    spec, env, device, phases = session.spec, session.env, session.device, session.phases
     recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
-    environment = environment_of(device, spec, env)
-    torch.manual_seed(spec.train.seed)
-    model = build_model(spec.train.model, session.data.num_classes).to(device)
-    optimizer = build_optimizer(model, spec.train)
-    state, length = restore(model, optimizer, session.control, recorder, length=length, environment=environment)
+    position = find_position(
+        session.control,
+        recorder,
+        length=length,
+        precision=choose_precision(spec.train.precision, all_have_bf16=session.all_have_bf16),
+        keeps_precision=spec.train.precision == "auto",
+        environment=environment_of(device, spec, env),
+    )
+    phases.end("restore")
+    state, length, numerics = position.state, position.length, Numerics(device, position.precision)
+    learner = make_learner(session, position, numerics)
+    phases.end("model")
     if spec.train.tensorboard:
-        recorder.start_mirror()  # restore has cut metrics.jsonl back
-    announce(recorder, session, length, state)
-    faults = session.faults
-    faults.announce()
-    ddp = wrap(model, device, spec.train)
-    settle_buckets(ddp, device)
-    best = state.best_step if state.best_step >= 0 else None
-    saver = Saver(recorder, spec.checkpoint, model, optimizer, environment, faults, state.step, best)
-    saver.lead_s = spec.signal_lead_s if spec.cluster == "slurm" else math.inf
-    saver.prepare()
+        recorder.start_mirror()  # metrics.jsonl has been cut back
+    announce(recorder, session, length, state, numerics)
+    session.faults.announce()
+    ddp = wrap(learner.model, device, spec.train)
+    phases.end("ddp")
+    stepper = Stepper(spec, env, session.data, numerics, ddp, learner, length)
+    stepper.settle()
+    phases.end("buckets")
+    saver = make_saver(session, recorder, learner, state, numerics)
+    phases.end("saver")
     return Loop(
         spec=spec,
         env=env,
         data=session.data,
-        device=device,
-        model=model,
-        optimizer=optimizer,
-        stepper=Stepper(spec, env, session.data, device, ddp, optimizer, length),
+        numerics=numerics,
+        learner=learner,
+        stepper=stepper,
         control=session.control,
         recorder=recorder,
         state=state,
         length=length,
         saver=saver,
-        faults=faults,
+        faults=session.faults,
         saved_step=state.step,
-        began_s=began_s,
+        phases=phases,
         watch=session.watch,
     )
 
 
-def announce(recorder: Recorder, session: Session, length: Length, state: TrainState) -> None:
+def make_learner(session: Session, position: Position, numerics: Numerics) -> Learner:
+    """Model and optimizer as the position has them."""
+    spec = session.spec
+    torch.manual_seed(spec.train.seed)
+    model = build_model(spec.train.model, session.data.num_classes)
+    learner = Learner.of(numerics.place(model), spec.train)
+    load(learner, position, session.control)
+    return learner
+
+
+def make_saver(session: Session, recorder: Recorder, learner: Learner, state: TrainState, numerics: Numerics) -> Saver:
+    """The saver, which has tried whether the storage takes a checkpoint."""
+    spec = session.spec
+    environment = {**environment_of(session.device, spec, session.env), "precision": numerics.precision}
+    best = state.best_step if state.best_step >= 0 else None
+    saver = Saver(recorder, spec.checkpoint, learner, environment, session.faults, state.step, best)
+    saver.lead_s = spec.signal_lead_s if spec.cluster == "slurm" else math.inf
+    saver.prepare()
+    return saver
+
+
+def announce(recorder: Recorder, session: Session, length: Length, state: TrainState, numerics: Numerics) -> None:
     """Start the heartbeat, and say what is about to be trained."""
     recorder.beat(
         total_steps=length.total_steps,
@@ -161,28 +203,17 @@ def announce(recorder: Recorder, session: Session, length: Length, state: TrainS
     recorder.start_beating()
     log.info("run folder: %s", session.run.path)
     log.info(
-        "%s on %d ranks (%s), %s, global batch %d, %d steps in all, from step %d, stops on %s",
+        "%s on %d ranks (%s), %s, %s, global batch %d, %d steps in all, from step %d, stops on %s",
         session.spec.train.model,
         session.env.world_size,
         session.env.launcher,
         session.device.type,
+        numerics.precision,
         length.global_batch,
         length.total_steps,
         state.step,
         ", ".join(number.name for number in STOP_SIGNALS),
     )
-
-
-def data_on(device: torch.device, data: DataSet) -> DataSet:
-    """The data set on the device: a few hundred megabytes of uint8, so that no step waits for a copy."""
-    if device.type == "cpu":
-        return data
-    tensors = {
-        field.name: getattr(data, field.name).to(device)
-        for field in dataclasses.fields(data)
-        if isinstance(getattr(data, field.name), torch.Tensor)
-    }
-    return dataclasses.replace(data, **tensors)
 
 
 def leave_together(loop: Loop) -> None:

@@ -10,10 +10,13 @@ from torch.nn import functional
 
 from cluster.rank import RankEnv
 from cluster.spec import JobSpec
-from jobs.augment import augment, normalize
+from jobs.batch import Reader
 from jobs.data import DataSet, epoch_order, global_batch_ids, share_of, steps_per_epoch
+from jobs.learner import Learner
+from jobs.numerics import Numerics
 from jobs.optim import lr_at
 from jobs.pace import OwnClock, Span
+from jobs.parallel import settle_buckets
 from jobs.state import TrainState
 
 
@@ -89,17 +92,29 @@ class Stepper:
 
     spec: JobSpec
     env: RankEnv
-    data: DataSet  # on the device
-    device: torch.device
+    data: DataSet
+    numerics: Numerics
     ddp: nn.parallel.DistributedDataParallel
-    optimizer: torch.optim.SGD
+    learner: Learner
     length: Length
     _order: tuple[int, Tensor] | None = None  # (epoch, sample ids)
     clock: OwnClock = field(init=False)
+    reader: Reader = field(init=False)
 
     def __post_init__(self) -> None:
         """The clock hooks on to the model."""
-        self.clock = OwnClock(self.ddp.module, self.device)
+        self.clock = OwnClock(self.ddp.module, self.numerics.device)
+        self.reader = Reader(self.data, self.numerics, self.spec.dataset.augment, self.spec.train.seed)
+
+    def settle(self) -> None:
+        """Run DDP in before the first step; a compiled model as that step will, so that nothing is compiled in vain."""
+        if not self.spec.train.compile:
+            settle_buckets(self.ddp, self.numerics)
+            return
+        number = next(iter(self.own_micro_batches()), 1)
+        set_running_statistics(self.ddp, tracked=number == 0)
+        whole = torch.arange(self.length.global_batch)
+        settle_buckets(self.ddp, self.numerics, max(1, len(share_of(whole, number, self.length.micro_batches))))
 
     def make(self, state: TrainState, before_update: Callable[[], None], *, with_norm: bool = False) -> Made:
         """Make the step that follows a position.
@@ -149,10 +164,10 @@ class Stepper:
         """
         train = self.spec.train
         mine = ids[:0] if number is None else share_of(ids, number, self.length.micro_batches)
-        torch.manual_seed(step_seed(train.seed, state.step, number or 0))
+        self.seed_generators(step_seed(train.seed, state.step, number or 0))
         set_running_statistics(self.ddp, tracked=number == 0)
-        images, labels = self.batch(mine if len(mine) else ids[:1], state.epoch)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=train.precision == "bf16"):
+        images, labels = self.reader.read(mine if len(mine) else ids[:1], state.epoch)
+        with self.numerics.autocast():
             logits = self.ddp(images).float()
         loss: Tensor = functional.cross_entropy(
             logits, labels, reduction="sum", label_smoothing=train.label_smoothing
@@ -160,17 +175,11 @@ class Stepper:
         (loss * (self.env.world_size / len(ids))).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def batch(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Augmented, normalised images float32 (m, 3, 32, 32) and labels int64 (m,) on the device."""
-        ids = ids.to(self.data.train_images.device)
-        images = augment(
-            self.data.train_images[ids],
-            ops=self.spec.dataset.augment,
-            seed=self.spec.train.seed,
-            epoch=epoch,
-            sample_ids=ids,
-        )
-        return normalize(images, self.data.mean, self.data.std), self.data.train_labels[ids]
+    def seed_generators(self, seed: int) -> None:
+        """Seed the generators that a forward pass may draw from; torch.manual_seed asks every backend, for 0.1 ms."""
+        torch.default_generator.manual_seed(seed)
+        if self.numerics.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def clip(self, *, with_norm: bool) -> Tensor | None:
         """Clip the gradient where the spec says so; returns its norm before that, float32 (), where it was measured."""
@@ -184,20 +193,16 @@ class Stepper:
         )
 
     def update(self, state: TrainState) -> float:
-        """Set the learning rate, step, clear gradients; returns the rate."""
-        train = self.spec.train
-        lr = lr_at(
-            state.step,
-            base_lr=train.lr,
-            warmup_steps=self.length.warmup_steps,
-            total_steps=self.length.total_steps,
-            schedule=train.schedule,
+        """Set the learning rates, step, clear gradients; returns SGD's rate."""
+        return self.learner.update(
+            lambda peak: lr_at(
+                state.step,
+                base_lr=peak,
+                warmup_steps=self.length.warmup_steps,
+                total_steps=self.length.total_steps,
+                schedule=self.spec.train.schedule,
+            )
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return lr
 
 
 def set_running_statistics(model: nn.Module, *, tracked: bool) -> None:

@@ -6,11 +6,11 @@ Exit codes: 0 finished, 1 failed, 2 spec or environment wrong, 75 stopped and sa
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.rank import ATTEMPT_VARIABLE, SPEC_VARIABLE, RankEnv, read_rank
@@ -19,17 +19,21 @@ from cluster.signals import StopFlag
 from cluster.spec import JobSpec, check_packages, faults_allowed, load_spec
 from jobs import alarm
 from jobs.failure import Whereabouts, leave
+from jobs.libraries import library_variables
+from jobs.phases import Phases, process_began_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank to its end and return its exit code; a failure leaves by os._exit."""
-    began_s = time.monotonic()
+    gc.disable()  # until the first step: looking through what torch's modules hold takes a fifth of importing them
+    phases = Phases(process_began_s())
     stop = StopFlag()
     stop.install()  # before torch comes in: its threads would take the signals
     args = parse_arguments(argv)
     attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
     where = Whereabouts(attempt=attempt, maybe_run_dir=args.run_dir, environ=os.environ)
     make_logger("r?????", os.environ)
+    phases.end("python")
     try:
         env = read_rank(os.environ, args.local_rank)
         where.rank = env.rank
@@ -43,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         check_packages(spec)
         os.environ.update(library_variables(spec, os.environ))
-        return attend(spec, env, stop, where, began_s)
+        phases.end("spec")
+        return attend(spec, env, stop, where, phases)
     except Exception as error:
         leave(error, where)
 
@@ -58,29 +63,24 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def library_variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """What libraries read from the environment when they are loaded; the user's own choice stays."""
-    wanted = {"OMP_NUM_THREADS": str(spec.train.threads_per_rank)}
-    if spec.train.deterministic and "CUBLAS_WORKSPACE_CONFIG" not in environ:
-        wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS, "Results reproducibility"
-    return wanted
-
-
-def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, began_s: float) -> int:
+def attend(spec: JobSpec, env: RankEnv, stop: StopFlag, where: Whereabouts, phases: Phases) -> int:
     """Join the ranks, train, and leave together with them."""
     alarm.wind(spec.train.start_timeout_s)  # until the ranks have met: importing and reading may hang, too
     from jobs.finish import finish
     from jobs.session import build, is_finished, join, leave_together, network_variables
 
+    phases.end("torch")
     os.environ.update(network_variables(env, os.environ))
-    session = join(spec, env, stop, where, os.environ)
+    session = join(spec, env, stop, where, os.environ, phases)
     where.maybe_run_dir, where.attempt = session.run.path, session.attempt
     if env.rank == 0:  # who writes; a new folder may take a while to be seen on other nodes
         session.run.take_umask()
     if is_finished(session):
         logging.getLogger("run").info("%s is finished; nothing to do", session.run.path)
         return EXIT_FINISHED
-    where.maybe_loop = loop = build(session, os.environ, began_s=began_s)
+    where.maybe_loop = loop = build(session, os.environ)
+    gc.freeze()  # what is there now stays, and later searches for garbage pass it over
+    gc.enable()
     all_done = loop.run()
     if all_done and env.rank == 0:
         loop.watch.at("finishing", loop.state.step)

@@ -77,10 +77,13 @@ def join_group_at(path: Path, rank: int, world_size: int) -> dist.ProcessGroup:
     return join_group(FileStore(str(path), world_size), rank, world_size)
 
 
-def start_attempt(spec: JobSpec, run: RunFolder, control: Control, attempt: int, env: RankEnv | None = None) -> Loop:
-    """One start of the ranks, ready for its first step.  attempt: claimed already."""
-    session = Session(spec, env or place(0, 1), make_data(), torch.device("cpu"), control, run, attempt)
-    return build(session, {"SLURM_JOB_ID": "7"}, began_s=0.0)
+def start_attempt(
+    spec: JobSpec, run: RunFolder, control: Control, attempt: int, env: RankEnv | None = None, *, has_bf16: bool = True
+) -> Loop:
+    """One start of the ranks, ready for its first step.  attempt: claimed already.  has_bf16: as all ranks have."""
+    device = torch.device("cpu")
+    session = Session(spec, env or place(0, 1), make_data(), device, control, run, attempt, all_have_bf16=has_bf16)
+    return build(session, {"SLURM_JOB_ID": "7"})
 
 
 class Killed(BaseException):

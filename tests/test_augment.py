@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from jobs.augment import CUTOUT_GREY, CUTOUT_SIZE, MAX_SHIFT, augment, normalize
+from jobs.augment import CUTOUT_GREY, CUTOUT_SIZE, MAX_SHIFT, Augmentation, Normalization
 
+CPU = torch.device("cpu")
 ALL_OPS = ("flip", "crop", "cutout")
 MEAN, STD = torch.tensor([0.49, 0.48, 0.45]), torch.tensor([0.25, 0.24, 0.26])
 
@@ -16,7 +17,7 @@ def random_images(count: int) -> Tensor:
 
 def changed(images: Tensor, *ops: str, seed: int = 0, epoch: int = 0, sample_ids: Tensor | None = None) -> Tensor:
     ids = torch.arange(len(images)) if sample_ids is None else sample_ids
-    return augment(images, ops=ops, seed=seed, epoch=epoch, sample_ids=ids)
+    return Augmentation(ops, seed, CPU).read(images, torch.arange(len(images)), epoch=epoch, sample_ids=ids)
 
 
 def splitmix64(state: int) -> int:
@@ -45,6 +46,14 @@ def test_seed_and_epoch_change_the_pixels_and_are_not_interchangeable(op: str) -
     results = [changed(images, op, seed=seed, epoch=epoch) for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]]
     for index, result in enumerate(results):
         assert all(not torch.equal(result, other) for other in results[index + 1 :])
+
+
+def test_rows_are_read_out_of_the_whole_data_set() -> None:
+    images = random_images(64)
+    rows = torch.tensor([63, 0, 17, 17])
+    for ops in ([], ["flip"], ["crop"], ["cutout"], ["flip", "crop", "cutout"]):
+        few = Augmentation(ops, 3, CPU).read(images, rows, epoch=5, sample_ids=rows)
+        assert torch.equal(few, changed(images, *ops, seed=3, epoch=5)[rows])
 
 
 def test_no_operation_leaves_the_images() -> None:
@@ -101,7 +110,7 @@ def test_draws_are_those_of_the_published_splitmix64() -> None:
     from jobs import augment as module
 
     ids = torch.tensor([0, 1, 49_999, 2**40])
-    draws = module._draw(7, 2, ids)
+    draws = Augmentation(("flip",), 7, CPU)._draw(2, ids)
     for name, choices in module._CHOICES.items():
         stream = module._stream(7, 2, name)
         states = [(sample * 0x9E3779B97F4A7C15 + stream) % 2**64 for sample in ids.tolist()]
@@ -112,7 +121,7 @@ def test_normalize_gives_mean_zero_and_deviation_one() -> None:
     images = random_images(256)
     pixels = images.double() / 255
     mean, std = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3), unbiased=False)
-    result = normalize(images, mean.float(), std.float())
+    result = Normalization(mean.float(), std.float(), channels_last=False)(images)
     assert (result.dtype, result.shape) == (torch.float32, images.shape)
     torch.testing.assert_close(result.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
     torch.testing.assert_close(result.std(dim=(0, 2, 3)), torch.ones(3), atol=1e-4, rtol=0)
@@ -120,9 +129,9 @@ def test_normalize_gives_mean_zero_and_deviation_one() -> None:
 
 def test_normalize_is_bit_equal_in_any_batch_and_memory_format() -> None:
     images = random_images(33)
-    whole = normalize(images, MEAN, STD)
-    parts = torch.cat([normalize(part, MEAN, STD) for part in (images[:1], images[1:6], images[6:])])
-    channels_last = normalize(images, MEAN, STD, channels_last=True)
+    contiguous, last = (Normalization(MEAN, STD, channels_last=is_last) for is_last in (False, True))
+    whole, channels_last = contiguous(images), last(images)
+    parts = torch.cat([contiguous(part) for part in (images[:1], images[1:6], images[6:])])
     assert torch.equal(whole, parts)
     assert torch.equal(whole, channels_last)
     assert channels_last.is_contiguous(memory_format=torch.channels_last)

@@ -76,6 +76,19 @@ def test_threads_and_determinism_are_the_specs(deterministic: bool) -> None:
         torch.use_deterministic_algorithms(False)
         use_device(torch.device("cpu"), make_spec(threads_per_rank=2, deterministic=deterministic))
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (2, deterministic)
+        assert torch.backends.cudnn.benchmark is not deterministic
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
+
+
+@pytest.mark.parametrize(("tf32", "matmul"), [(False, "highest"), (True, "high")])
+def test_fp32_means_fp32_unless_the_spec_says_tf32(tf32: bool, matmul: str) -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.get_num_threads()
+    try:
+        use_device(torch.device("cpu"), make_spec(tf32=tf32, deterministic=False))
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (matmul, tf32)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+        torch.set_num_threads(before[2])

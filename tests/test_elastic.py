@@ -36,7 +36,9 @@ def make_elastic_spec(folder: Path, data: Path, runs: Path) -> JobSpec:
     path = folder / "elastic.yaml"
     path.write_text(text)
     return load_spec(
-        path, ["train.epochs=100", "train.eval_every_epochs=100", f"train.max_steps={NUM_STEPS}"], cwd=folder
+        path,
+        ["train.epochs=100", "train.eval_every_epochs=100", f"train.max_steps={NUM_STEPS}", "train.precision=fp32"],
+        cwd=folder,
     )
 
 
@@ -48,7 +50,7 @@ def train_rank(rank: int, world_size: int, run_dir: Path, data: Path, last_step:
     staged = open_staged(spec.dataset)
     run = RunFolder(run_dir)
     session = Session(spec, place(rank, world_size), staged, torch.device("cpu"), control, run, attempt)
-    loop = build(session, {"SLURM_JOB_ID": "7"}, began_s=0.0)
+    loop = build(session, {"SLURM_JOB_ID": "7"})
     while loop.state.step < last_step:
         loop.step()
     loop.settle()

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from jobs.augment import normalize
+from jobs.augment import Normalization
 from jobs.data import DataSet
 from jobs.evaluate import Evaluation, broadcast_buffers, evaluate
 from jobs.model import build_model
+from jobs.numerics import Numerics
 
 NUM_TEST = 307  # ten micro-batches of 32, the last of 19: 4, 3 and 3 on three ranks
 MICRO_BATCH = 32
@@ -51,7 +52,7 @@ def evaluate_here(
     world_size: int = 1,
     precision: Literal["fp32", "bf16"] = "fp32",
     keep_going: Callable[[], bool] = always,
-    channels_last: bool = False,
+    with_mirrored: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Evaluation | None:
     return evaluate(
@@ -59,10 +60,9 @@ def evaluate_here(
         data,
         rank=rank,
         world_size=world_size,
-        device=torch.device("cpu"),
-        precision=precision,
+        numerics=Numerics(torch.device("cpu"), precision),
         keep_going=keep_going,
-        channels_last=channels_last,
+        with_mirrored=with_mirrored,
         micro_batch=MICRO_BATCH,
         group=group,
     )
@@ -146,7 +146,7 @@ def test_all_ranks_stop_at_the_question_that_is_answered_no(records: list[dict[s
 def test_result_equals_a_plain_loop_over_the_test_set() -> None:
     model, data = make_model().eval(), make_data()
     with torch.no_grad():
-        logits = model(normalize(data.test_images, data.mean, data.std))
+        logits = model(Normalization(data.mean, data.std, channels_last=False)(data.test_images))
     result = evaluate_here(model, data)
     assert result is not None
     assert result.accuracy == int((logits.argmax(dim=1) == data.test_labels).sum()) / NUM_TEST
@@ -176,12 +176,17 @@ def test_rank_without_a_micro_batch_asks_as_often_as_the_others() -> None:
     assert asked == [0, 1]
 
 
-def test_channels_last_is_an_option() -> None:
-    model, data = make_model(), make_data(40)
-    contiguous, channels_last = evaluate_here(model, data), evaluate_here(model, data, channels_last=True)
-    assert contiguous is not None
-    assert channels_last is not None
-    assert channels_last.loss == pytest.approx(contiguous.loss, rel=1e-5)
+def test_mirror_images_are_averaged_with_the_images_where_asked() -> None:
+    model, data = make_model(), make_data()
+    with torch.no_grad():
+        images = Normalization(data.mean, data.std, channels_last=False)(data.test_images)
+        logits = (model.eval()(images) + model(images.flip(3))) / 2
+    plain, mirrored = evaluate_here(model, data), evaluate_here(model, data, with_mirrored=True)
+    assert plain is not None
+    assert mirrored is not None
+    assert mirrored.accuracy == int((logits.argmax(dim=1) == data.test_labels).sum()) / NUM_TEST
+    assert mirrored.loss == pytest.approx(float(nn.functional.cross_entropy(logits, data.test_labels)), rel=1e-5)
+    assert mirrored.loss != plain.loss
 
 
 def test_a_diverged_model_has_loss_nan_and_no_error() -> None:

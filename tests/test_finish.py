@@ -59,7 +59,7 @@ def test_summary_tells_what_the_run_did(loop: Loop) -> None:
         "test_accuracy": state.test_accuracy,
         "test_loss": state.test_loss,
         "train_loss": state.train_loss,
-        "weights_sha256": weights_sha256(loop.model.state_dict()),
+        "weights_sha256": weights_sha256(loop.learner.model.state_dict()),
         "samples_sha256": state.samples_sha256,
         "bit_exact": True,
     }
@@ -70,7 +70,7 @@ def test_summary_tells_what_the_run_did(loop: Loop) -> None:
 
 def test_final_weights_are_a_plain_state_dict(loop: Loop) -> None:
     weights = torch.load(loop.recorder.run.model_final, weights_only=True)
-    assert weights_sha256(weights) == weights_sha256(loop.model.state_dict())
+    assert weights_sha256(weights) == weights_sha256(loop.learner.model.state_dict())
 
 
 def test_end_is_told_after_the_summary(loop: Loop) -> None:

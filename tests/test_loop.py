@@ -77,7 +77,10 @@ def attempt(spec: JobSpec, run: RunFolder, control: Control) -> tuple[Loop, bool
 def outcome(loop: Loop) -> dict[str, Any]:
     """All that must not depend on how often a run was interrupted."""
     state = {key: value for key, value in loop.state.as_dict().items() if key not in VARYING}
-    return state | {"weights": weights_sha256(loop.model.state_dict()), "metrics": metrics_of(loop.recorder.run)}
+    return state | {
+        "weights": weights_sha256(loop.learner.model.state_dict()),
+        "metrics": metrics_of(loop.recorder.run),
+    }
 
 
 def events_of(loop: Loop, name: str) -> list[dict[str, Any]]:
@@ -126,6 +129,40 @@ def test_run_stopped_at_any_boundary_ends_as_the_undisturbed_one(
     stopped, resumed = events_of(second, "stopped"), events_of(second, "resumed")
     assert [event["step"] for event in stopped] == [event["from_step"] for event in resumed] == [first.state.step]
     assert [event["lost_steps"] for event in resumed] == [0]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"precision": "fp32"},
+        {"optimizer": "muon", "ema_decay": 0.5, "eval_flip": True, "gradient_compression": "bf16"},
+        {"optimizer": "muon", "momentum": 0.0, "clip_grad_norm": 1.0},
+        pytest.param({"compile": True}, marks=pytest.mark.long),  # compiles for half a minute
+    ],
+)
+def test_run_with_other_choices_ends_as_the_undisturbed_one_too(
+    tmp_path: Path, group: dist.ProcessGroup, straight: Loop, train: dict[str, Any]
+) -> None:
+    spec = make_spec(tmp_path, **train)
+    whole = undisturbed(spec, group, "whole")
+    run = make_run(spec, "stopped")
+    assert not attempt(spec, run, CountingControl(group, stop_at=5))[1]
+    second, finished = attempt(spec, run, CountingControl(group))
+    assert finished
+    assert outcome(second) == outcome(whole)
+    assert outcome(second)["weights"] != outcome(straight)["weights"]
+
+
+def test_run_keeps_the_precision_it_began_with_where_the_spec_leaves_it_open(
+    spec: JobSpec, group: dist.ProcessGroup, straight: Loop
+) -> None:
+    run = make_run(spec, "other_node")
+    attempt(spec, run, CountingControl(group, stop_at=5))
+    second = start_attempt(spec, run, Control(group, StopFlag()), claim(run), has_bf16=False)
+    assert second.run()
+    second.recorder.stop_beating()
+    assert second.numerics.precision == "bf16"
+    assert outcome(second) == outcome(straight)
 
 
 @pytest.mark.parametrize("boundary", range(NUM_BOUNDARIES_SAVING))
@@ -238,7 +275,7 @@ def test_measuring_the_gradient_changes_no_bit(spec: JobSpec, group: dist.Proces
     loop = undisturbed(rarely, group, "rarely")
     lines = {line["step"]: line for line in metrics_of(straight.recorder.run)}
     assert metrics_of(loop.recorder.run) == [lines[step] for step in (3, 6, 8)]
-    assert weights_sha256(loop.model.state_dict()) == weights_sha256(straight.model.state_dict())
+    assert weights_sha256(loop.learner.model.state_dict()) == weights_sha256(straight.learner.model.state_dict())
 
 
 def test_norm_is_that_of_the_gradient_before_it_is_clipped(
@@ -249,7 +286,9 @@ def test_norm_is_that_of_the_gradient_before_it_is_clipped(
     assert metrics_of(undisturbed(clipped, group, "clipped").recorder.run)[0]["grad_norm"] == norm
     loop = start_attempt(spec, run := make_run(spec, "by_hand"), Control(group, StopFlag()), claim(run))
     loop.stepper.forward_backward(loop.stepper.batch_ids(loop.state), loop.state)
-    squares = [float((parameter.grad**2).sum()) for parameter in loop.model.parameters() if parameter.grad is not None]
+    squares = [
+        float((parameter.grad**2).sum()) for parameter in loop.learner.model.parameters() if parameter.grad is not None
+    ]
     assert norm == pytest.approx(sum(squares) ** 0.5, rel=1e-5)
     loop.recorder.stop_beating()
 

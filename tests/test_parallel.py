@@ -14,12 +14,14 @@ from torch.multiprocessing.spawn import spawn
 from cluster.spec import TrainSpec
 from jobs.digest import weights_sha256
 from jobs.model import build_model
-from jobs.optim import build_optimizer
-from jobs.parallel import settle_buckets, wrap
+from jobs.numerics import Numerics
+from jobs.optim import Updater
+from jobs.parallel import CompilerError, check_compiler, settle_buckets, wrap
 
 WORLD_SIZE = 4
 TRAIN = TrainSpec(model="small", device="cpu", bucket_cap_mb=0.05)
 CPU = torch.device("cpu")
+NUMERICS = Numerics(CPU, "bf16")
 
 
 class Training:
@@ -27,24 +29,26 @@ class Training:
 
     def __init__(self, model: nn.Module, momentum: dict[str, Any] | None, *, settled: bool) -> None:
         self.model = copy.deepcopy(model)
-        self.optimizer = build_optimizer(self.model, TRAIN)
+        self.updater = Updater(self.model, TRAIN)
         if momentum is not None:
-            self.optimizer.load_state_dict(copy.deepcopy(momentum))
+            self.updater.load_state_dict(copy.deepcopy(momentum))
         self.ddp = wrap(self.model, CPU, TRAIN)
         if settled:
-            settle_buckets(self.ddp, CPU)
+            settle_buckets(self.ddp, NUMERICS)
 
     def steps(self, numbers: range) -> None:
         """Train on batches that are functions of rank and step."""
         for number in numbers:
             torch.manual_seed(1000 * number + dist.get_rank())
-            self.ddp(torch.randn(4, 3, 32, 32)).square().sum().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            images = torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+            with NUMERICS.autocast():
+                logits = self.ddp(images)
+            logits.float().square().sum().backward()
+            self.updater.update(lambda peak: peak)
 
     def again(self, *, settled: bool) -> "Training":
         """The attempt that resumes this one."""
-        return Training(self.model, self.optimizer.state_dict(), settled=settled)
+        return Training(self.model, self.updater.state_dict(), settled=settled)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -56,7 +60,7 @@ def run_rank(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
     torch.manual_seed(rank)  # other weights on every rank, until DDP makes them rank 0's
-    model = build_model("small", 10)
+    model = NUMERICS.place(build_model("small", 10))
     before = tensors_of(model)
     record: dict[str, Any] = {"untouched": is_untouched(Training(model, None, settled=True).ddp, model)}
     for settled in (True, False):
@@ -105,3 +109,17 @@ def test_resumed_run_of_plain_ddp_differs_so_that_settling_is_needed(records: li
 
 def test_settling_leaves_buffers_gradients_and_mode_as_they_were(records: list[dict[str, Any]]) -> None:
     assert [record["untouched"] for record in records] == [{"buffers": True, "gradients": True, "training": True}] * 4
+
+
+def test_compiled_model_needs_a_compiler_and_says_so_before_anything_is_built(tmp_path: Path) -> None:
+    compiled = TRAIN.model_copy(update={"compile": True})
+    check_compiler(TRAIN, {"PATH": str(tmp_path)})
+    with pytest.raises(CompilerError) as caught:
+        check_compiler(compiled, {"PATH": str(tmp_path)})
+    assert str(caught.value) == (
+        "train.compile needs a C++ compiler, and none of g++, clang++, c++ is in PATH here: load or install one "
+        "(setup: in the spec), or set train.compile=false"
+    )
+    compiler = tmp_path / "nvc++"
+    compiler.touch(mode=0o755)
+    check_compiler(compiled, {"PATH": str(tmp_path), "CXX": "nvc++"})

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from cluster.spec import DatasetSpec, JobSpec
 from jobs.device import DeviceError
+from jobs.numerics import has_bf16_units
 from jobs.places import Place, gpu_name, maybe_shared, meet, own_place, table, warnings
 from tests.small_run import place as rank_env
 
@@ -69,7 +70,16 @@ def test_slices_of_one_gpu_are_told_apart_by_their_entries(uuid: str, index: int
 
 def test_place_on_the_cpu_is_this_process() -> None:
     place = own_place(rank_env(1, 2), torch.device("cpu"), {"CUDA_VISIBLE_DEVICES": "MIG-1"}, num_visible=0)
-    assert place == Place(1, socket.gethostname(), 1, "cpu", "", 0, len(os.sched_getaffinity(0)))
+    assert place == Place(
+        1,
+        socket.gethostname(),
+        1,
+        "cpu",
+        "",
+        0,
+        len(os.sched_getaffinity(0)),
+        has_bf16_units(torch.device("cpu"), Path("/proc/cpuinfo").read_text()),
+    )
 
 
 def test_place_on_a_gpu_has_the_uuid_that_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:

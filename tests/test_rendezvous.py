@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from cluster.rank import RankEnv, draw_master_ports
-from jobs.rendezvous import RendezvousError, connect, gloo_interface
+from jobs.rendezvous import RendezvousError, connect, gloo_interface, pause_s
 
 REPOSITORY = Path(__file__).parents[1]
 TIMEOUT_S = 30.0
@@ -129,6 +129,10 @@ def test_ranks_that_start_before_rank_0_wait_for_it() -> None:
         server = connect(rank_env(0, ports), timeout_s=TIMEOUT_S)
         server.set("key", "late")
         assert [waiting.result().get("key") for waiting in early] == [b"late", b"late"]
+
+
+def test_rank_that_waits_looks_again_within_a_tenth_of_its_wait() -> None:
+    assert [pause_s(waited_s) for waited_s in (0.0, 0.4, 2.0, 60.0)] == [0.05, 0.05, 0.2, 1.0]
 
 
 def test_users_port_that_is_taken_is_an_error_on_rank_0() -> None:

@@ -68,7 +68,7 @@ def run_rank(rank: int, spec_path: Path, folder: Path) -> None:
     if rank == 0:
         shutil.copytree(stopped.recorder.run.path, folder / "copy")
     resumed = attempt_of_four(spec, "four_stopped", 2, Control(group, StopFlag()), rank)
-    weights = [weights_sha256(dict(loop.model.named_parameters())) for loop in (straight, resumed)]
+    weights = [weights_sha256(dict(loop.learner.model.named_parameters())) for loop in (straight, resumed)]
     record = {"stopped": [stopped.state.step, stopped.stop_signal], "weights": weights}
     torch.save(record, folder / f"rank_{rank}.pt")
     dist.barrier(group=group)
@@ -188,9 +188,6 @@ def test_superseded_attempt_touches_nothing(spec: JobSpec, group: dist.ProcessGr
 def test_momentum_survives(spec: JobSpec, group: dist.ProcessGroup, straight: Loop) -> None:
     run = straight.recorder.run
     loop = resume(spec, run, group)
-    buffers = [
-        [state["momentum_buffer"] for state in optimizer.state.values()]
-        for optimizer in (straight.optimizer, loop.optimizer)
-    ]
+    buffers = [list(learner.updater.momentum_buffers()) for learner in (straight.learner, loop.learner)]
     assert all(torch.equal(kept, now) for kept, now in zip(*buffers, strict=True))
     loop.recorder.stop_beating()

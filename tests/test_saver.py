@@ -87,7 +87,7 @@ def test_checkpoint_holds_the_state_at_its_step_though_the_training_goes_on(
         may_copy.set()
         wait()
         may_copy.clear()
-        weights[loop.state.step] = {name: part.clone() for name, part in loop.model.named_parameters()}
+        weights[loop.state.step] = {name: part.clone() for name, part in loop.learner.model.named_parameters()}
 
     loop.saver._copy.finish, loop.saver._copy.wait = finish_late, wait_and_let_go  # type: ignore[method-assign]
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_checkpoint_holds_the_state_at_its_step_though_the_training_goes_on(
     assert list(weights) == [2]
     for name, part in weights[2].items():
         assert torch.equal(kept["model"][name], part)
-        assert not torch.equal(part, dict(loop.model.named_parameters())[name])
+        assert not torch.equal(part, dict(loop.learner.model.named_parameters())[name])
     assert [kept["state"]["step"], loop.state.step] == [2, 3]
 
 

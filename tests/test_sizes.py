@@ -8,6 +8,7 @@ import torch
 from cluster.runs import write_json
 from cluster.sizes import MODELS, Sizes, sizes_of
 from cluster.spec import JobSpec, load_spec
+from jobs.learner import Learner
 from jobs.model import build_model
 
 SPEC = "name: demo\ntime_limit: 60\nnodes: 2\ntasks_per_node: 2\n"
@@ -34,6 +35,19 @@ def test_checkpoint_is_as_large_as_was_told_to_one_percent(tmp_path: Path, momen
     torch.stack([weight.sum() for weight in model.parameters()]).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    told = sizes_of(spec).checkpoint_bytes
+    assert told is not None
+    assert (tmp_path / "checkpoint.pt").stat().st_size == pytest.approx(told, rel=0.01)
+
+
+@pytest.mark.parametrize("train", ["{optimizer: muon}", "{optimizer: muon, momentum: 0}", "{ema_decay: 0.9}"])
+def test_size_of_a_checkpoint_holds_with_other_optimizers_and_an_average(tmp_path: Path, train: str) -> None:
+    spec = spec_of(tmp_path, f"train: {train}\n")
+    learner = Learner.of(build_model("resnet18", 10), spec.train)
+    for weight in learner.model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    learner.update(lambda peak: peak)
+    torch.save(learner.state(), tmp_path / "checkpoint.pt")
     told = sizes_of(spec).checkpoint_bytes
     assert told is not None
     assert (tmp_path / "checkpoint.pt").stat().st_size == pytest.approx(told, rel=0.01)

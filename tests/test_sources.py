@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from jobs.augment import normalize
+from jobs.augment import Normalization
 from jobs.data import DataError
 from jobs.model import build_model
 from jobs.sources import Source, make_synthetic, read_image_folder
@@ -131,7 +131,7 @@ def test_synthetic_classes_are_equally_likely_and_differ() -> None:
 
 def test_synthetic_classes_are_learnt_over_some_hundred_steps_not_at_once() -> None:
     source = make_synthetic(1024, 256)
-    mean, std = torch.full((3,), 0.5), torch.full((3,), 0.26)
+    normalize = Normalization(torch.full((3,), 0.5), torch.full((3,), 0.26), channels_last=False)
     torch.manual_seed(0)
     model = build_model("small", len(source.classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
@@ -139,10 +139,10 @@ def test_synthetic_classes_are_learnt_over_some_hundred_steps_not_at_once() -> N
     for step in range(101):
         if step in (4, 100):
             with torch.no_grad():
-                answers = model(normalize(source.test.images, mean, std)).argmax(dim=1)
+                answers = model(normalize(source.test.images)).argmax(dim=1)
             accuracies[step] = float((answers == source.test.labels).float().mean())
         ids = torch.randint(1024, (64,))
-        loss = cross_entropy(model(normalize(source.train.images[ids], mean, std)), source.train.labels[ids])
+        loss = cross_entropy(model(normalize(source.train.images[ids])), source.train.labels[ids])
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()

@@ -2,13 +2,14 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
 
-from cluster.spec import JobSpec, TrainSpec, changed_keys, dump_spec, load_spec
+from cluster.spec import JobSpec, SpecError, TrainSpec, changed_keys, check_packages, dump_spec, load_spec
 from tests.specs import load, problems, spec_with
 
 ROOT = Path(__file__).parent.parent
@@ -53,8 +54,11 @@ RIGHT = {
     "train.global_batch_size": "512",
     "train.micro_batch_size": "64",
     "train.batch_size_per_rank": "64",
+    "train.optimizer": "muon",
     "train.lr": "1e-3",
     "train.momentum": "0.8",
+    "train.muon_lr": "0.01",
+    "train.muon_momentum": "0.9",
     "train.weight_decay": "0",
     "train.label_smoothing": "0.1",
     "train.warmup_epochs": "2",
@@ -62,7 +66,12 @@ RIGHT = {
     "train.clip_grad_norm": "1",
     "train.eval_every_epochs": "2",
     "train.log_every_steps": "5",
+    "train.ema_decay": "0.99",
+    "train.eval_flip": "true",
     "train.precision": "bf16",
+    "train.tf32": "true",
+    "train.compile": "true",
+    "train.gradient_compression": "bf16",
     "train.device": "cpu",
     "train.threads_per_rank": "2",
     "train.bucket_cap_mb": "1",
@@ -309,3 +318,18 @@ def test_importing_the_spec_loads_nothing_heavy() -> None:
 def test_a_spec_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TrainSpec().epochs = 3
+
+
+def test_muon_of_a_torch_that_is_too_old_is_refused_before_anything_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load(tmp_path, spec_with("train.optimizer", "optimizer: muon"))
+    check_packages(spec)
+    monkeypatch.setattr("cluster.spec.MUON_SINCE", (99, 1))
+    with pytest.raises(SpecError) as caught:
+        check_packages(spec)
+    have = ".".join(version("torch").split(".")[:2])
+    assert str(caught.value) == (
+        f"train.optimizer: muon needs torch 99.1, and {sys.executable} has {have}: upgrade torch, or use sgd"
+    )
+    check_packages(load(tmp_path, spec_with("train.optimizer", "optimizer: sgd")))

@@ -19,7 +19,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         self.images = [to_pil_image(image) for image in images]
         self.labels = labels.tolist()
         self.transform = transforms.Compose([
-            transforms.RandomCrop(32, padding=4, padding_mode="reflect"),
+            transforms.RandomCrop(32, padding=4),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
             transforms.Normalize(MEAN, STD),

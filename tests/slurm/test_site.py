@@ -275,7 +275,8 @@ UNSEEN = (
     "checkpoint.keep_last", "checkpoint.keep_size", "checkpoint.max_failed_saves", "checkpoint.save_timeout_s",
     "requeue", "requeue.max_failures", "requeue.policy", "requeue.submit_from", "requeue.successors", "faults",
     "code", "container", "container.image", "container.mounts", "container.python", "container.runtime", "python",
-    "run_root_mode", "train.tensorboard",
+    "run_root_mode", "train.tensorboard", "train.optimizer", "train.muon_lr", "train.muon_momentum", "train.ema_decay",
+    "train.eval_flip", "train.tf32", "train.compile", "train.gradient_compression",
 )  # fmt: skip
 
 
