@@ -3,7 +3,7 @@
     python -m benchmarks.submission [--repeats 9] [--many 20] [--folder /dev/shm] [--partition low]
 
 Both are whole processes, taken in turn; medians.  The data set is staged beforehand.  Then --many submissions one
-after another, where time in which a process does not compute would be a pause.  Last, where the time goes.
+after another: on an idle machine what they take beyond the processor's time is waiting.  Last, where the time goes.
 
 Starts a Slurm on this machine, whose partition is down, or takes the one that SLURM_CONF names; every job is cancelled.
 Run folders are made in memory unless --folder says where: ext4 does not use an inode again at once, and where many
@@ -128,10 +128,10 @@ def tell_ratio(reference: Sequence[Taken], ours: Sequence[Taken]) -> None:
 
 def tell_many(taken: Sequence[Taken]) -> None:
     """Print what each of many submissions took."""
-    walls_s, idle_s = [one.wall_s for one in taken], [one.wall_s - one.cpu_s for one in taken]
+    walls_s, cpu_s = [one.wall_s for one in taken], [one.cpu_s for one in taken]
     print(
         f"{len(taken)} submissions one after another: {statistics.mean(walls_s) * 1e3:.0f} ms each, the slowest "
-        f"{max(walls_s) * 1e3:.0f} ms; not computing for {max(0.0, statistics.median(idle_s)) * 1e3:.0f} ms each"
+        f"{max(walls_s) * 1e3:.0f} ms; processor {statistics.mean(cpu_s) * 1e3:.0f} ms each"
     )
 
 

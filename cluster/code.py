@@ -26,8 +26,10 @@ MAX_FILES = 10_000
 NUM_NAMED = 3
 READ_BYTES = 1 << 20
 
-SECRET_NAMES = frozenset((".env", ".netrc", "_netrc", ".pypirc", ".pgpass", ".git-credentials", ".htpasswd", ".boto"))
-SECRET_NAMES |= {"kubeconfig", "credentials", "token"}
+SECRET_NAMES = frozenset((
+    ".env", ".netrc", "_netrc", ".pypirc", ".pgpass", ".git-credentials", ".htpasswd", ".boto", "kubeconfig",
+    "credentials", "token",
+))  # fmt: skip
 SECRET_BEGINNINGS = (
     ".env.", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "credentials.", "secret.", "secrets.", "token.", "tokens.",
 )  # fmt: skip

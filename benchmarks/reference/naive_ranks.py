@@ -18,7 +18,7 @@ def expand(text: str) -> Iterator[str]:
 
 def naive_rank(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
     """Rank, local rank, the master's name and the number of ranks of a task of a job step."""
-    entries = re.split(r",(?![^\[]*\])", environ["SLURM_STEP_NODELIST"])
+    entries = re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", environ["SLURM_STEP_NODELIST"])
     nodes = [name for entry in entries for name in expand(entry)]
     counts: list[int] = []
     for entry in environ["SLURM_STEP_TASKS_PER_NODE"].split(","):
