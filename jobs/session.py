@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, not in __all__
 
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunFolder
@@ -32,7 +33,7 @@ from jobs.model import build_model
 from jobs.numerics import Numerics, choose_precision
 from jobs.parallel import check_compiler, wrap
 from jobs.phases import Phases
-from jobs.places import meet, own_place
+from jobs.places import Place, meet, own_place
 from jobs.rendezvous import connect, gloo_interface
 from jobs.restore import Position, find_position, load
 from jobs.saver import Saver
@@ -79,13 +80,8 @@ def join(
     """
     data = open_staged(spec.dataset)
     phases.end("data")
-    device = choose_device(spec, env, environ, num_visible=(num_visible := torch.cuda.device_count()))
-    use_device(device, spec)
-    check_compiler(spec.train, environ)
+    device, own = take_place(spec, env, environ)
     phases.end("device")
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    check_interfaces(backend, environ)
-    make_room(env.rank, env.world_size, backend)
     alarm.wind(spec.train.start_timeout_s)
     watch = Watch(Deadlines.of(spec))
     told_attempt = int(environ.get(ATTEMPT_VARIABLE, "1"))  # without a supervisor it is known only once all have met
@@ -95,27 +91,43 @@ def join(
         on_resolved = silence_dns if "GLOO_SOCKET_IFNAME" in environ else lambda: None
         store = connect(env, timeout_s=spec.train.start_timeout_s, on_resolved=on_resolved)
         watch.start(store, spec, env, where, stop, environ)  # its own connection would be looked up, too
-        own = own_place(env, device, environ, num_visible=num_visible)
         all_have_bf16 = meet(own, spec, env, store, timeout_s=COLLECTIVE_S)
         phases.end("meeting")
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=env.rank,
-            world_size=env.world_size,
-            timeout=timedelta(seconds=COLLECTIVE_S),
-        )
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_S))
+        group = make_groups(env, device, store)
     phases.end("groups")
     for name, handler in stop.take_back().items():
         log.warning("%s was handled by %r: a library took it; it stops the run again", name, handler)
-    assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
     watch.at("preparing", 0)
     run, attempt = join_attempt(spec, where.maybe_run_dir, env, store, environ)
     faults = Faults.of(spec, env, attempt, stop.is_set)
     data = place_data(data, device)
     phases.end("attempt")
     return Session(spec, env, data, device, Control(group, stop), run, attempt, watch, faults, all_have_bf16, phases)
+
+
+def take_place(spec: JobSpec, env: RankEnv, environ: Mapping[str, str]) -> tuple[torch.device, Place]:
+    """This rank's device, ready to compute, and its place among the others."""
+    num_visible = torch.cuda.device_count()
+    device = choose_device(spec, env, environ, num_visible=num_visible)
+    use_device(device, spec)
+    check_compiler(spec.train, environ)
+    check_interfaces(backend_of(device), environ)
+    make_room(env.rank, env.world_size, backend_of(device))
+    return device, own_place(env, device, environ, num_visible=num_visible)
+
+
+def backend_of(device: torch.device) -> str:
+    """What sums the gradients."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def make_groups(env: RankEnv, device: torch.device, store: Store) -> dist.ProcessGroup:
+    """Make the default group, for gradients; returns the one in which ranks agree."""
+    limit = timedelta(seconds=COLLECTIVE_S)
+    dist.init_process_group(backend_of(device), store=store, rank=env.rank, world_size=env.world_size, timeout=limit)
+    group = dist.new_group(backend="gloo", timeout=limit)
+    assert isinstance(group, dist.ProcessGroup)  # a rank outside the group would get a number
+    return group
 
 
 def is_finished(session: Session) -> bool:
@@ -129,14 +141,7 @@ def build(session: Session, environ: Mapping[str, str]) -> Loop:
     spec, env, device, phases = session.spec, session.env, session.device, session.phases
     recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
-    position = find_position(
-        session.control,
-        recorder,
-        length=length,
-        precision=choose_precision(spec.train.precision, all_have_bf16=session.all_have_bf16),
-        keeps_precision=spec.train.precision == "auto",
-        environment=environment_of(device, spec, env),
-    )
+    position = position_of(session, recorder, length)
     phases.end("restore")
     state, length, numerics = position.state, position.length, Numerics(device, position.precision)
     learner = make_learner(session, position, numerics)
@@ -168,6 +173,19 @@ def build(session: Session, environ: Mapping[str, str]) -> Loop:
         saved_step=state.step,
         phases=phases,
         watch=session.watch,
+    )
+
+
+def position_of(session: Session, recorder: Recorder, length: Length) -> Position:
+    """From where the run goes on.  length: of a new run."""
+    wanted = session.spec.train.precision
+    return find_position(
+        session.control,
+        recorder,
+        length=length,
+        precision=choose_precision(wanted, all_have_bf16=session.all_have_bf16),
+        keeps_precision=wanted == "auto",
+        environment=environment_of(session.device, session.spec, session.env),
     )
 
 
