@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.loop_of_rank import CPU, join_ranks
 from jobs.model import build_model
 from jobs.numerics import Numerics, Precision
+from jobs.parallel import buffers_flag
 
 NUM_RANKS = 2
 
@@ -49,6 +50,7 @@ DEFAULT = Option("as by default")
 OPTIONS = (
     DEFAULT,
     Option("gradient_as_bucket_view off", ddp={"gradient_as_bucket_view": False}),
+    Option("BatchNorm's buffers broadcast in each step", ddp={buffers_flag(): True}),
     Option("static_graph", ddp={"static_graph": True}),
     Option("buckets of 1 MiB", ddp={"bucket_cap_mb": 1.0}),
     Option("buckets of 100 MiB", ddp={"bucket_cap_mb": 100.0}),
@@ -112,7 +114,7 @@ def make_step(option: Option, model_name: str, batch: int) -> Callable[[], None]
     numerics = Numerics(CPU, option.precision)
     layout = torch.channels_last if option.channels_last else torch.contiguous_format
     model = build_model(model_name, 10).to(memory_format=layout)
-    arguments = {"gradient_as_bucket_view": True, "bucket_cap_mb": 25.0} | option.ddp
+    arguments = {"gradient_as_bucket_view": True, "bucket_cap_mb": 25.0, buffers_flag(): False} | option.ddp
     ddp = DistributedDataParallel(model, **arguments)
     if option.compresses:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

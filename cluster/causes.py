@@ -35,7 +35,9 @@ ADVICE: Mapping[str, Advice] = {
         "a rank had too little memory",
         f"a smaller train.micro_batch_size (GPU), a larger memory_per_node (host); then {RESUME}",
     ),
-    "exception": Advice("an error of the program", f"correct it; then {RESUME}"),
+    "exception": Advice(
+        "an error of the program", f"correct it; then {RESUME} code=live, since a run keeps its code; or submit it anew"
+    ),
     "nan": Advice("the loss is no number any more", f"a smaller train.lr or a longer warm-up; then {RESUME}"),
     "disk": Advice("the storage refused", f"free space or quota below run_root; then {RESUME}"),
     "unknown": Advice("the ranks left no word", f"read the log; then {RESUME}"),

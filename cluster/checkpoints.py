@@ -216,7 +216,8 @@ def export(run: RunFolder, path: Path, maybe_step: int | None) -> tuple[int, dic
 def table(run: RunFolder, found: Sequence[Checkpoint]) -> list[str]:
     """Lines of at most WIDTH columns: a row for each checkpoint, and below what is wrong with some."""
     if not found:
-        return [f"{run.path} has no checkpoint yet"]
+        is_pruned = any(event["event"] == "pruned" and event["steps"] for event in run.read_events())
+        return [f"{run.path} has no checkpoint {'any more: cluster.prune has removed them' if is_pruned else 'yet'}"]
     lines = [HEAD, *(row(checkpoint) for checkpoint in found)]
     for checkpoint in found:
         if checkpoint.reason:

@@ -207,6 +207,8 @@ def tell_result(run: RunFolder, watched: Watched, previous_attempt: int, out: Te
             f"{run.summary}",
             file=out,
         )
+    elif code == EXIT_STOPPED and run.cancel_mark.exists():
+        print(f"cancelled by its user: {verdict['reason']}; it stays ended", file=sys.stderr)
     elif code == EXIT_STOPPED:
         print(f"{verdict['reason']}; to go on: python -m cluster.submit --resume {run.path}", file=sys.stderr)
     else:
@@ -214,6 +216,8 @@ def tell_result(run: RunFolder, watched: Watched, previous_attempt: int, out: Te
         log = run.attempt_log(attempt) if attempt > previous_attempt else run.submitit
         if verdict.get("cause") == "usage":
             to_do = "correct the spec or the environment, and submit it anew"
+        elif verdict.get("cause") == "exception":
+            to_do = f"once it is corrected: python -m cluster.submit --resume {run.path} code=live"
         else:
             to_do = f"to go on: python -m cluster.submit --resume {run.path}"
         print(f"failed: {reason}\nlog: {log}\n{to_do}", file=sys.stderr)

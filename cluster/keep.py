@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("run")
 
 NUM_NAMED = 5
+OTHER_CODE = "code: the run goes on with other code than it was trained with, so it is no longer bit-exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,9 @@ def keep(kept: Kept, run: RunFolder, environ: Mapping[str, str]) -> None:
     if kept.maybe_source is not None:
         provenance.copy_record(kept.maybe_source, run, kept.environment)
     elif kept.maybe_project is not None:
-        provenance.record(run, kept.maybe_project, kept.environment, environ, is_snapshot=kept.is_snapshot)
+        changed = provenance.record(run, kept.maybe_project, kept.environment, environ, is_snapshot=kept.is_snapshot)
+        if changed:
+            print(f"{OTHER_CODE}: {provenance.named(changed)}", file=sys.stderr)
     else:
         provenance.renew_record(run, kept.environment)
 
@@ -108,9 +111,16 @@ def record_live(spec: "JobSpec", run: RunFolder, environ: Mapping[str, str]) -> 
     """
     try:
         project = code.find_project(code.packages_folder(), environ, not_in=(spec.run_root, spec.dataset.root))
-        provenance.record(run, project, provenance.own_environment(), environ, is_snapshot=False)
+        changed = provenance.record(run, project, provenance.own_environment(), environ, is_snapshot=False)
+        if changed:
+            log.warning("%s: %s", OTHER_CODE, provenance.named(changed))
     except (CodeError, OSError) as error:
         log.warning("code.json is not complete: %s", error)
+
+
+def tell_other_code(run: RunFolder, attempt: int, job_id: str) -> None:
+    """Compare the packages of this process, which no supervisor has chosen, with those the run was submitted with."""
+    provenance.tell_drift(run, attempt, job_id, maybe_running=code.packages_folder())
 
 
 def become_submit_of(source: RunFolder, words: Sequence[str], environ: Mapping[str, str]) -> None:

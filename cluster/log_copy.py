@@ -37,6 +37,7 @@ class LogCopy:
     only: int | None = None  # this attempt, of all
     after: int = 0  # attempts up to this one are left out
     has_banners: bool = True
+    num_seen: int = 0  # lines, of which num_lines were kept
     num_lines: int = 0
     _offsets: dict[int, int] = field(default_factory=dict)  # attempt -> bytes that were copied
     _ended: set[int] = field(default_factory=set)  # attempts whose end was told
@@ -55,6 +56,7 @@ class LogCopy:
             self._say(begin_of(self.run, attempt))
         verdict = self.run.read_json(self.run.verdict(attempt))  # before the lines: none comes after it
         for line in self._new_lines(attempt, is_last=is_last):
+            self.num_seen += 1
             if self.keep(line):
                 self.num_lines += 1
                 self.write(line if line.endswith(b"\n") else line + b"\n")

@@ -80,10 +80,17 @@ def show(run: RunFolder, copy: LogCopy) -> int:
     copy.copy(is_last=True)
     if copy.num_lines:
         return EXIT_FINISHED
-    if latest == 0 or not any(run.attempt_log(attempt).exists() for attempt in range(1, latest + 1)):
+    if copy.num_seen:
+        print(none_kept(copy), file=sys.stderr)
+    elif latest == 0 or not any(run.attempt_log(attempt).exists() for attempt in range(1, latest + 1)):
         print(nothing(run), file=sys.stderr)
         show_batch_logs(run)
     return EXIT_FAILED
+
+
+def none_kept(copy: LogCopy) -> str:
+    """Why there is nothing to show of a log that is there."""
+    return f"none of {copy.num_seen:,} lines is of the rank or the level that was asked for"
 
 
 def nothing(run: RunFolder) -> str:
@@ -117,7 +124,9 @@ def follow(run: RunFolder, copy: LogCopy, environ: Mapping[str, str]) -> int:
     code = exit_code_of(run)
     if copy.num_lines:
         print(f"the run has {ENDS[code]}", file=sys.stderr)
-    if not copy.num_lines:
+    elif copy.num_seen:
+        print(none_kept(copy), file=sys.stderr)
+    else:
         print(nothing(run), file=sys.stderr)
         show_batch_logs(run)
     return code

@@ -20,7 +20,7 @@ from typing import Any
 
 from cluster import code
 from cluster.code import CodeError, Project
-from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, utc_now, write_json
+from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, utc_now, write_atomic, write_json
 from cluster.worktree import WorkTreeError, maybe_commit, maybe_diff
 
 log = logging.getLogger("run")
@@ -100,14 +100,15 @@ def record(
     environ: Mapping[str, str],
     *,
     is_snapshot: bool,
-) -> None:
-    """Keep the code, or what it is, in a run folder.
+) -> tuple[str, ...]:
+    """Keep the code, or what it is, in a run folder; returns the files that differ from what the run was trained with.
 
     Raises CodeError: a file cannot be read, or git did not answer.  Raises OSError: the storage refused.
     """
     with ThreadPoolExecutor(1) as beside:
         asked = beside.submit(git_state, run, project, environ)
         sums = copy_code(project, run) if is_snapshot else code.live_sums(project.root)
+    changed = note_other_code(run, sums)
     write_sums(run, sums)
     told = {
         "time": utc_now(),
@@ -121,6 +122,27 @@ def record(
         "rerun_of": None,
     }
     write_record(run, told, environment)
+    return changed
+
+
+def note_other_code(run: RunFolder, sums: Mapping[str, str]) -> tuple[str, ...]:
+    """Compare the code that a run goes on with to what it has been trained with, and keep the record of that.
+
+    sums: of the code from now on.  Returns the files of the packages that differ; none in a run without an attempt.
+    """
+    attempt = run.latest_attempt()
+    changed = code.changed_files(of_packages(read_sums(run)), of_packages(sums)) if run.code_sums.exists() else ()
+    if attempt == 0 or not changed:
+        return ()
+    for path in (run.code_record, run.code_sums):
+        write_atomic(path.with_name(f"{path.stem}.a{attempt:04d}{path.suffix}"), path.read_bytes())
+    run.append_event("code_drift", attempt=attempt + 1, job_id="", files=list(changed))
+    return changed
+
+
+def of_packages(sums: Mapping[str, str]) -> dict[str, str]:
+    """The part of digests that a job's program consists of."""
+    return {path: digest for path, digest in sums.items() if path.partition("/")[0] in code.PACKAGES}
 
 
 def copy_code(project: Project, run: RunFolder) -> dict[str, str]:
@@ -134,8 +156,8 @@ def copy_code(project: Project, run: RunFolder) -> dict[str, str]:
 
 
 def has_snapshot(run: RunFolder) -> bool:
-    """Whether a run has a whole snapshot, and runs it."""
-    return run.code.is_dir() and run.read_json(run.code_record).get("mode") == "snapshot"
+    """Whether a run has a whole snapshot, and runs it; cluster.prune leaves an empty folder."""
+    return (run.code / code.STARTER).is_file() and run.read_json(run.code_record).get("mode") == "snapshot"
 
 
 def write_record(run: RunFolder, told: Mapping[str, Any], environment: Environment) -> None:
@@ -194,7 +216,7 @@ def check_snapshot(run: RunFolder) -> None:
     """Raises CodeError: a run has no snapshot of its code, or it is not what was submitted."""
     if not has_snapshot(run):
         raise CodeError(
-            f"{run.path} has no snapshot of its code (code: live, or not submitted by cluster.submit): what ran is not "
+            f"{run.path} has no snapshot of its code (code: live, not by cluster.submit, or pruned): what ran is not "
             f"kept; to run its spec with today's code: python -m cluster.submit {run.spec}"
         )
     changed = code.changed_files(read_sums(run), code.file_sums(run.code))
@@ -229,25 +251,31 @@ def changed_environment(before: Mapping[str, Any], now: Environment) -> dict[str
     return {name: [old, new] for name, old, new in pairs if old != new}
 
 
-def changed_code(run: RunFolder, before: Mapping[str, Any]) -> tuple[str, ...]:
+def changed_code(run: RunFolder, before: Mapping[str, Any], maybe_running: Path | None) -> tuple[str, ...]:
     """Files that differ from those at submission, in the snapshot or, with code: live, where the packages lie.
 
-    before: code.json's content.
+    before: code.json's content.  maybe_running: the folder of the packages that run, where they may be others.
     """
+    if maybe_running is not None:
+        return code.changed_files(of_packages(read_sums(run)), code.live_sums(maybe_running))
     folder = Path(before["folder"])
     now = code.file_sums(folder) if before["mode"] == "snapshot" else code.live_sums(folder)
     return code.changed_files(read_sums(run), now)
 
 
-def tell_drift(run: RunFolder, attempt: int, job_id: str) -> None:
-    """Compare this start with the submission; what differs is one event and one warning, and is not repeated."""
+def tell_drift(run: RunFolder, attempt: int, job_id: str, *, maybe_running: Path | None = None) -> None:
+    """Compare this start with the submission; what differs is one event and one warning, and is not repeated.
+
+    maybe_running: as of changed_code.
+    """
     before = run.read_json(run.code_record)
     if not before:
         return
-    files = changed_code(run, before)
+    files = changed_code(run, before, maybe_running)
     if files and is_news(run, "code_drift", {"files": list(files)}):
         run.append_event("code_drift", attempt=attempt, job_id=job_id, files=list(files))
-        log.warning("the code in %s differs from what was submitted: %s", before["folder"], named(files))
+        folder = maybe_running or before["folder"]
+        log.warning("the code in %s differs from what was submitted: %s", folder, named(files))
     changed = changed_environment(before, own_environment())
     if changed and is_news(run, "environment_drift", {"changed": changed}):
         run.append_event("environment_drift", attempt=attempt, job_id=job_id, changed=changed)

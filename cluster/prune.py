@@ -28,6 +28,7 @@ from cluster.owner import LOCAL_ROUTES, last_submission, maybe_process
 from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, read_lines
 
 STATES = ("finished", "stopped", "failed", "cancelled")
+ENDED = ("finished", "cancelled")
 FRESH_S = 600.0  # a heartbeat is rewritten every few seconds; a storage may be away for a while
 SUBMISSION_S = 3600.0  # a submission makes the folder, and enters itself when Slurm has answered
 SECONDS_IN = {"h": 3600, "d": 86_400, "w": 604_800}
@@ -202,6 +203,8 @@ def table(looked: Sequence[Looked], *, is_done: bool) -> list[str]:
         lines.append("{:<20} {:<9} {:>9} {:>8} {:>8} {:>8} {:>9}".format(one.run.run_id, one.state, *cells))
     lines += [f"{one.run.run_id} was left alone: {one.reason}" for one in looked if one.reason]
     total = shown_size(sum(one.removal.num_bytes for one in looked))
+    if any(one.state in ENDED for one in looked):
+        lines.append("after it a finished or cancelled run cannot be extended or repeated (--rerun)")
     return [*lines, f"freed: {total}" if is_done else f"would free: {total}; with --yes it is done"]
 
 

@@ -90,11 +90,16 @@ def check_nobody_runs(run: RunFolder, environ: Mapping[str, str]) -> None:
 
 
 def check_not_pruned(run: RunFolder) -> None:
-    """Raises ResumeError: its user has removed all that it could go on from."""
-    if any(event["event"] == "pruned" and event["steps"] for event in run.read_events()) and not manifest_steps(
-        run.checkpoints
-    ):
+    """Raises ResumeError: its user has removed the checkpoint that it would go on from."""
+    removed = {step for event in run.read_events() if event["event"] == "pruned" for step in event["steps"]}
+    left = manifest_steps(run.checkpoints)
+    if removed and not left:
         raise ResumeError(f"{run.path} has no checkpoint any more, cluster.prune has removed them: submit it anew")
+    if removed and max(removed) > max(left):
+        raise ResumeError(
+            f"cluster.prune has removed the checkpoint of step {max(removed)} of {run.path}, and the newest that is "
+            f"left is of step {max(left)}: submit it anew"
+        )
 
 
 def commit(run: RunFolder, spec: JobSpec, changed: Sequence[str]) -> None:

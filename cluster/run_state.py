@@ -226,8 +226,10 @@ def ended_without_job(facts: Facts, ended_as: str, told: str) -> tuple[str, str]
         if word == "requeued":  # and then its job left the queue
             because = f"{because}; {told}, and no job of the run waits"
             outcome = "stopped" if facts.verdict.get("outcome") == "stopped" else "failed"
-            word = "cancelled" if ended_as == "CANCELLED" else outcome
+            word = "cancelled" if ended_as == "CANCELLED" and not facts.stop_mark else outcome
         return word, because
+    if ended_as == "CANCELLED" and facts.stop_mark:
+        return "stopped", "its user had it taken out of the queue"
     if ended_as == "CANCELLED":
         return "cancelled", told if facts.has_begun else f"{told} before it began"
     if not facts.has_begun:

@@ -125,7 +125,7 @@ class TrainSpec(_Section):
     log_every_steps: Count = 10
     """Steps between two lines of metrics.jsonl."""
     ema_decay: Fraction | None = None
-    """Evaluate and export a moving average of the weights, of which each step leaves this share, such as 0.99."""
+    """Evaluate and export an average of the weights; a step leaves this share of it, after few steps (1+n)/(10+n)."""
     eval_flip: bool = False
     """Average the answers to each test image and its mirror image; an evaluation takes twice as long."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, not in __all__
 
-from cluster.keep import record_live
+from cluster.keep import record_live, tell_other_code
 from cluster.rank import ATTEMPT_VARIABLE, RankEnv
 from cluster.runs import RunError, RunFolder, UsageError, new_run_id, write_atomic
 from cluster.spec import JobSpec, changed_keys, dump_spec, load_spec
@@ -98,4 +98,5 @@ def claim(run: RunFolder, env: RankEnv, job_id: str) -> int:
     run.append_event(
         "attempt_started", attempt=attempt, job_id=job_id, nodes=[socket.gethostname()], world_size=env.world_size
     )
+    tell_other_code(run, attempt, job_id)
     return attempt

@@ -23,6 +23,7 @@ class Learner:
     model: nn.Module  # unwrapped, uncompiled
     updater: Updater
     maybe_average: AveragedModel | None = None
+    decay: float = 0.0  # of the average
 
     @classmethod
     def of(cls, model: nn.Module, train: TrainSpec) -> "Learner":
@@ -30,9 +31,8 @@ class Learner:
         average = None
         if train.ema_decay is not None:
             # Its counter stays on the host (device=None), so that no step waits for a GPU to tell it.
-            mean = get_ema_multi_avg_fn(train.ema_decay)  # type: ignore[no-untyped-call]
-            average = AveragedModel(model, multi_avg_fn=mean, use_buffers=True)
-        return cls(model, Updater(model, train), average)
+            average = AveragedModel(model, use_buffers=True)
+        return cls(model, Updater(model, train), average, train.ema_decay or 0.0)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -43,6 +43,8 @@ class Learner:
         """Change the weights by their gradients; arguments and result as of Updater.update."""
         lr = self.updater.update(rate)
         if self.maybe_average is not None:
+            share = share_kept(self.decay, int(self.maybe_average.n_averaged))
+            self.maybe_average.multi_avg_fn = get_ema_multi_avg_fn(share)  # type: ignore[no-untyped-call]
             self.maybe_average.update_parameters(self.model)
         return lr
 
@@ -69,6 +71,14 @@ class Learner:
         yield from self.updater.momentum_buffers()
         if self.maybe_average is not None:
             yield from self.maybe_average.state_dict().values()
+
+
+def share_kept(decay: float, num_steps: int) -> float:
+    """How much of an average a step leaves.  num_steps: that are in it.
+
+    Less than the decay at first: with 0.99 the weights of the first steps would weigh for hundreds.
+    """
+    return min(decay, (1 + num_steps) / (10 + num_steps))
 
 
 def exported_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -24,10 +24,7 @@ def wrap(model: nn.Module, device: torch.device, train: TrainSpec) -> Distribute
     Buffers are not broadcast at each step: in training BatchNorm uses the batch's own statistics, and rank 0's running
     ones are broadcast before each evaluation.
     """
-    # torch 2.14 deprecates the one name for the other; 2.6 knows only the first.
-    names = inspect.signature(DistributedDataParallel.__init__).parameters
-    flag = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    no_buffers: dict[str, Any] = {flag: False}
+    no_buffers: dict[str, Any] = {buffers_flag(): False}
     ddp = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -43,6 +40,12 @@ def wrap(model: nn.Module, device: torch.device, train: TrainSpec) -> Distribute
         # One program for each size of batch: with sizes left open, which program runs would depend on what came before.
         ddp.compile(dynamic=False)
     return ddp
+
+
+def buffers_flag() -> str:
+    """The argument of DDP that has buffers broadcast: torch 2.14 deprecates one name for another; 2.6 knows only it."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
 
 
 def check_compiler(train: TrainSpec, environ: Mapping[str, str]) -> None:

@@ -76,6 +76,18 @@ def test_run_that_is_named_is_gone_on_with(spec: JobSpec) -> None:
     assert [event["event"] for event in run.read_events()] == ["submitted", "attempt_started", "attempt_started"]
 
 
+def test_run_that_goes_on_with_other_code_without_a_supervisor_says_so(spec: JobSpec) -> None:
+    run, _ = join_both(spec)
+    assert join_both(spec, run.path)[1] == 2
+    assert [event["event"] for event in run.read_events()].count("code_drift") == 0
+    sums = run.code_sums.read_text().splitlines()
+    digest, path = next(line for line in sums if line.endswith("jobs/optim.py")).split("  ")
+    run.code_sums.write_text("\n".join(line.replace(digest, "0" * 64) for line in sums))
+    assert join_both(spec, run.path)[1] == 3
+    drift = [event for event in run.read_events() if event["event"] == "code_drift"]
+    assert [(event["attempt"], event["files"]) for event in drift] == [(3, [path])]
+
+
 def test_finished_run_gets_no_further_attempt(spec: JobSpec) -> None:
     run, _ = join_both(spec)
     run.summary.write_text("{}")

@@ -102,6 +102,10 @@ def test_age_is_one_number_and_its_unit(age_s: float, text: str) -> None:
 def test_run_without_checkpoints_says_so(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert table(run, find_checkpoints(run, NOW_S)) == [f"{tmp_path} has no checkpoint yet"]
+    run.append_event("pruned", attempt=1, job_id="", bytes=1, steps=[7], kept_steps=[])
+    assert table(run, find_checkpoints(run, NOW_S)) == [
+        f"{tmp_path} has no checkpoint any more: cluster.prune has removed them"
+    ]
 
 
 def test_what_lies_beside_the_checkpoints_is_told_too(run: RunFolder) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cluster.spec import TrainSpec
-from jobs.learner import Learner, exported_weights
+from jobs.learner import Learner, exported_weights, share_kept
 from jobs.model import build_model
 from jobs.numerics import Numerics
 
@@ -46,16 +46,21 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def test_average_is_the_exponential_mean_of_the_weights_after_each_step() -> None:
-    learner = make_learner(ema_decay=0.75)
+    learner = make_learner(ema_decay=0.3)
     expected: Tensor | None = None
     for step in range(4):
         train(learner, range(step, step + 1))
         now = flat(learner.model)
-        expected = now if expected is None else 0.75 * expected + 0.25 * now
+        share = share_kept(0.3, step)
+        expected = now if expected is None else share * expected + (1 - share) * now
     assert expected is not None
     torch.testing.assert_close(flat(learner.evaluated), expected)
     averages, newest = learner.evaluated.state_dict(), learner.model.state_dict()
     assert not torch.equal(averages["layer1.1.running_mean"], newest["layer1.1.running_mean"])
+
+
+def test_average_forgets_the_first_steps_and_then_keeps_its_share() -> None:
+    assert [share_kept(0.9, num_steps) for num_steps in (1, 10, 80, 81, 10_000)] == [2 / 11, 11 / 20, 0.9, 0.9, 0.9]
 
 
 def test_without_an_average_the_model_itself_is_evaluated() -> None:

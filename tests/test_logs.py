@@ -91,7 +91,10 @@ def test_lines_are_chosen_by_rank_level_and_attempt(
 
 
 def test_choice_without_any_line_is_a_bad_answer(run: RunFolder, environ: dict[str, str]) -> None:
-    assert logs(environ, "17", "--rank", 3).returncode == 1
+    done = logs(environ, "17", "--rank", 3)
+    num_lines = sum(len(run.attempt_log(attempt).read_bytes().splitlines()) for attempt in (1, 2))
+    said = f"none of {num_lines} lines is of the rank or the level that was asked for\n"
+    assert (done.stderr.decode(), done.returncode) == (said, 1)
 
 
 def test_attempt_that_was_never_made_is_named(run: RunFolder, environ: dict[str, str]) -> None:

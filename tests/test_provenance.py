@@ -129,6 +129,27 @@ def test_changed_code_is_one_event_and_one_warning(
     assert events == [("code_drift", 1, "17", first), ("code_drift", 3, "17", ["cluster/start.py", *first])]
 
 
+def test_run_that_goes_on_with_other_code_says_so_and_keeps_the_record_of_what_it_was_trained_with(
+    run: RunFolder, project: Path
+) -> None:
+    first = record(run, project, is_snapshot=False)
+    put(project, {"jobs/train.py": "edited before the first attempt"})
+    record(run, project, is_snapshot=False)
+    run.claim_attempt({})
+    put(project, {"README.md": "edited"})
+    assert record(run, project)["mode"] == "snapshot"
+    assert run.read_events() == []  # nothing of the program has changed
+    trained_with = run.code_sums.read_bytes()
+    put(project, {"jobs/train.py": "edited again", "jobs/new.py": ""})
+    record(run, project)
+    (event,) = run.read_events()
+    assert (event["event"], event["attempt"], event["files"]) == ("code_drift", 2, ["jobs/new.py", "jobs/train.py"])
+    assert (run.path / "code.a0001.sha256").read_bytes() == trained_with
+    assert json.loads((run.path / "code.a0001.json").read_text())["source"] == first["source"]
+    record(run, project)
+    assert len(run.read_events()) == 1
+
+
 def test_edited_source_does_not_concern_a_snapshot(
     run: RunFolder, project: Path, log: pytest.LogCaptureFixture
 ) -> None:
@@ -271,7 +292,7 @@ def test_rerun_of_live_code_is_refused(tmp_path: Path, run: RunFolder, project: 
     with pytest.raises(CodeError) as caught:
         kept_of(spec_of(tmp_path), RunFolder(tmp_path / "b"), source=run)
     assert str(caught.value) == (
-        f"{run.path} has no snapshot of its code (code: live, or not submitted by cluster.submit): what ran is not "
+        f"{run.path} has no snapshot of its code (code: live, not by cluster.submit, or pruned): what ran is not "
         f"kept; to run its spec with today's code: python -m cluster.submit {run.spec}"
     )
 

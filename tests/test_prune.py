@@ -178,6 +178,20 @@ def test_all_checkpoints_and_the_logs_go_when_asked_and_the_run_cannot_go_on_the
     )
 
 
+def test_finished_run_whose_last_checkpoint_was_removed_cannot_be_made_longer(
+    environ: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finish(make_run(environ))
+    check_not_pruned(run)
+    ask(run.path, "--yes", capsys=capsys)
+    with pytest.raises(ResumeError) as caught:
+        check_not_pruned(run)
+    assert str(caught.value) == (
+        f"cluster.prune has removed the checkpoint of step 21 of {run.path}, and the newest that is left is of "
+        "step 14: submit it anew"
+    )
+
+
 def test_what_killed_saves_left_and_bad_checkpoints_are_counted_and_go(
     environ: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,6 +386,7 @@ def test_table_fits_80_columns_and_says_what_was_left_alone(environ: Path, capsy
         "20261130-000000-aaaa finished   19.8 KiB    200 B    500 B  3.9 KiB         -",
         "20261130-000001-bbbb alive             -        -        -        -         -",
         "20261130-000001-bbbb was left alone: job 17 is in the queue, or runs",
+        "after it a finished or cancelled run cannot be extended or repeated (--rerun)",
         "would free: 24.4 KiB; with --yes it is done",
     ]
     assert max(map(len, lines)) <= 80

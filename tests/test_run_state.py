@@ -179,6 +179,15 @@ def test_requeued_job_that_was_cancelled_in_the_queue_is_cancelled(run: RunFolde
     assert state(run, replace(JOB, state="CANCELLED"))[0] == "cancelled"
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_job_that_its_user_stopped_in_the_queue_is_stopped_and_can_go_on(run: RunFolder, has_begun: bool) -> None:
+    write_json(run.stop_mark, {"requeue": False})
+    if has_begun:
+        begin(run, phase="training")
+        end(run, action="requeue", **STOPPED)
+    assert state(run, replace(JOB, state="CANCELLED"))[0] == "stopped"
+
+
 # Field reports 27 and 28: jobs that end without a word of ours.
 @pytest.mark.parametrize(
     ("job", "word", "because"),

@@ -83,7 +83,8 @@ def test_failed_run_is_explained_in_ten_lines(tmp_path: Path, environ: dict[str,
             "       E: x",
             "Slurm  job 15 is FAILED (NonZeroExitCode), exit code 1:0",
             "class  exception: an error of the program; 2 failures since the last progress, requeue.max_failures is 1",
-            f"to do  correct it; then python -m cluster.submit --resume {run.path}",
+            f"to do  correct it; then python -m cluster.submit --resume {run.path} code=live, since a run "
+            "keeps its code; or submit it anew",
             f"see    {run.attempt_log(2)}",
         ],
         1,
@@ -129,7 +130,8 @@ def test_object_has_the_whole_traceback_and_every_attempt(tmp_path: Path, enviro
         "traceback": TRACEBACK.splitlines(),
         "slurm": "job 15 is no longer known",
         "never_starts": False,
-        "to_do": f"correct it; then python -m cluster.submit --resume {run.path}",
+        "to_do": f"correct it; then python -m cluster.submit --resume {run.path} code=live, since a run "
+        "keeps its code; or submit it anew",
         "see": None,
         "attempts": [
             {
