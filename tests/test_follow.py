@@ -176,6 +176,13 @@ def test_finished_run_is_told_with_its_figures(run: RunFolder) -> None:
             "failed: rank 1 on n1: ValueError\nlog: {run}/logs/attempt_0002.log\nto go on: {resume}",
         ),
         (
+            2,
+            {"outcome": "failed", "reason": "rank 1 on n1: ValueError", "cause": "exception"},
+            1,
+            "failed: rank 1 on n1: ValueError\nlog: {run}/logs/attempt_0002.log\n"
+            "once it is corrected: {resume} code=live",
+        ),
+        (
             1,
             {},
             1,
@@ -183,7 +190,7 @@ def test_finished_run_is_told_with_its_figures(run: RunFolder) -> None:
             "to go on: {resume}",
         ),
     ],
-    ids=["stopped", "failed", "no attempt"],
+    ids=["stopped", "failed", "exception", "no attempt"],
 )
 def test_unfinished_run_is_told_with_its_reason_and_the_way_on(
     run: RunFolder,
@@ -200,6 +207,16 @@ def test_unfinished_run_is_told_with_its_reason_and_the_way_on(
     assert tell(run) == (exit_code, "")
     resume = f"python -m cluster.submit --resume {run.path}"
     assert capsys.readouterr().err == said.format(resume=resume, run=run.path) + "\n"
+
+
+def test_cancelled_run_is_not_told_how_to_go_on(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        run.claim_attempt({})
+    write_json(run.verdict(2), {"outcome": "stopped", "reason": "stopped by SIGTERM, saved at step 40"})
+    write_json(run.cancel_mark, {})
+    assert tell(run) == (75, "")
+    said = "cancelled by its user: stopped by SIGTERM, saved at step 40; it stays ended\n"
+    assert capsys.readouterr().err == said
 
 
 FOLLOW = """
