@@ -65,9 +65,12 @@ def up(
     gpus_per_node: int = 2,
     isolate: bool = False,
     accounting: bool = False,
+    settings: Sequence[str] = (),
     environ: Mapping[str, str],
 ) -> Sandbox:
     """Start a Slurm in directory, which must not exist or be empty, and wait until all nodes are idle.
+
+    settings: lines of slurm.conf in place of the sandbox's own of the same key, or beside them.
 
     Raises SandboxError: packages are missing, directory is unfit, nodes cannot be isolated here, or a daemon did not
     start; then nothing is left.
@@ -88,6 +91,7 @@ def up(
         programs=programs,
         made_directory=not directory.exists(),
         has_accounting=accounting,
+        settings=tuple(settings),
     )
     for _ in range(ATTEMPTS):
         network = choose_network() if isolate else None

@@ -3,6 +3,8 @@
 Standard library only.  Sources: slurm.conf(5), gres.conf(5), cgroup.conf(5), Slurm 22.05 and 24.11.
 """
 
+from collections.abc import Sequence
+
 from cluster.sandbox_directory import LOOPBACK, Sandbox
 
 CPUS_PER_GPU = 8  # promised, not real: SlurmdParameters=config_overrides makes Slurm believe it
@@ -17,12 +19,27 @@ def config_files(sandbox: Sandbox, *, user: str, host: str) -> dict[str, str]:
     """
     last_gpu = sandbox.gpus_per_node - 1
     files = {
-        "slurm.conf": _slurm_conf(sandbox, user, host),
+        "slurm.conf": with_settings(_slurm_conf(sandbox, user, host), sandbox.settings),
         "gres.conf": f"Name=gpu File={sandbox.layout.gpus}/gpu[0-{last_gpu}]\n" if sandbox.gpus_per_node else "",
     }
     if needs_cgroup_conf(sandbox.version):
         files["cgroup.conf"] = "CgroupPlugin=disabled\n"
     return files
+
+
+def with_settings(text: str, settings: Sequence[str]) -> str:
+    """slurm.conf with further lines, such as `KillWait=9`: each replaces the line of the same key and the same name.
+
+    Nodes and partitions have names, `PartitionName=low ...`, and those that are not there yet are added.
+    """
+    own = {_key_of(line) for line in settings}
+    kept = [line for line in text.splitlines() if not line or _key_of(line) not in own]
+    return "\n".join([*kept, *settings, ""])
+
+
+def _key_of(line: str) -> str:
+    first = line.split()[0].lower()
+    return first if first.startswith(("nodename=", "partitionname=")) else first.partition("=")[0]
 
 
 def needs_cgroup_conf(version: str) -> bool:

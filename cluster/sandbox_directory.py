@@ -108,6 +108,7 @@ class Sandbox:
     made_directory: bool  # whether `up` made directory, so that `down` removes it
     network: int | None = None  # isolated: number of its network, in [1, 256); None: nodes share this machine's network
     has_accounting: bool = False  # slurmdbd on a MariaDB of its own
+    settings: tuple[str, ...] = ()  # lines of slurm.conf in place of, or beside, the sandbox's own
 
     @property
     def layout(self) -> Layout:
@@ -182,7 +183,14 @@ def load(directory: Path) -> Sandbox:
         if state.stat().st_uid != os.geteuid():
             raise SandboxError(f"{directory}: this sandbox belongs to another user; choose another --dir", exit_code=2)
         content = json.loads(state.read_text())
-        return Sandbox(**{**content, "directory": directory, "nodes": tuple(content["nodes"])})
+        return Sandbox(
+            **{
+                **content,
+                "directory": directory,
+                "nodes": tuple(content["nodes"]),
+                "settings": tuple(content["settings"]),
+            }
+        )
     except OSError:
         start = f"python -m cluster.sandbox up --dir {directory}"
         raise SandboxError(f"{directory}: no sandbox is here; start one: {start}", exit_code=2) from None

@@ -53,6 +53,15 @@ def test_programs_on_the_path_are_found(tmp_path: Path) -> None:
     assert missing_programs({"PATH": str(tmp_path)}) == ()
 
 
+def test_settings_take_the_place_of_lines_of_the_same_key_and_name() -> None:
+    plain = config_files(SANDBOX, user="ann", host="laptop")["slurm.conf"].splitlines()
+    own = ("killwait=9", "PartitionName=low Hidden=YES", "PartitionName=new Nodes=n1", "PrivateData=jobs")
+    lines = config_files(replace(SANDBOX, settings=own), user="ann", host="laptop")["slurm.conf"].splitlines()
+    replaced = [line for line in plain if line == "KillWait=5" or line.startswith("PartitionName=low ")]
+    assert len(replaced) == 2
+    assert lines == [*(line for line in plain if line not in replaced), *own]
+
+
 def test_only_variables_of_slurm_are_left_out() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "a", "SBATCH_ACCOUNT": "b", "SRUN_X": "c", "SALLOC_Y": "d"}
     kept = {"PATH": "/bin", "MY_SLURM_": "e"}

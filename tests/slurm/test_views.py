@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -338,31 +337,11 @@ def test_log_folder_that_is_gone_is_the_cause_that_is_named(
 @pytest.fixture
 def limiting(short_path: Path) -> Iterator[Sandbox]:
     """A Slurm that ends jobs which use more memory than they asked for."""
-    sandbox = up(short_path / "s", num_nodes=1, gpus_per_node=0, environ=os.environ)
-    try:
-        conf = sandbox.directory / "slurm.conf"
-        gather = ("Type=jobacct_gather/linux", "Frequency=task=1", "Params=OverMemoryKill")
-        text = conf.read_text().replace("SelectTypeParameters=CR_Core\n", "SelectTypeParameters=CR_Core_Memory\n")
-        conf.write_text(text + "".join(f"JobAcctGather{line}\n" for line in gather))
-        variables = {**without_slurm(os.environ), **sandbox.variables()}
-        for name in ("slurmctld", "slurmd.n1"):
-            pid = int((sandbox.directory / "run" / f"{name}.pid").read_text())
-            os.kill(pid, signal.SIGTERM)
-            training.wait_for(f"{name} to end", lambda pid=pid: not Path(f"/proc/{pid}").exists())
-        for words in (["slurmctld"], ["slurmd", "-N", "n1"]):
-            line = shlex.join([sandbox.programs[words[0]], *words[1:], "-f", str(conf)])
-            subprocess.run(["bash", "-c", f"{line} >/dev/null 2>&1"], env=variables, check=True)
-        training.wait_for("the node", lambda: slurm_says(["sinfo", "-h", "-o", "%t"], variables).startswith("idle"))
-        yield sandbox
-    finally:
-        down(sandbox.directory)
-
-
-def slurm_says(words: list[str], environ: Mapping[str, str]) -> str:
-    try:
-        return slurm.run(words, environ)
-    except slurm.SlurmError:
-        return ""
+    gather = ("Type=jobacct_gather/linux", "Frequency=task=1", "Params=OverMemoryKill")
+    settings = ["SelectTypeParameters=CR_Core_Memory", *(f"JobAcctGather{line}" for line in gather)]
+    sandbox = up(short_path / "s", num_nodes=1, gpus_per_node=0, settings=settings, environ=os.environ)
+    yield sandbox
+    down(sandbox.directory)
 
 
 @pytest.mark.long
