@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.history import gather, note_lost_attempts, read_history, record_end
+from cluster.identity import RunJob
 from cluster.job import Job
 from cluster.launch import RanksEnd
 from cluster.requeue import Decision, Past
@@ -18,7 +19,7 @@ from cluster.verdict import Evidence, Verdict
 from tests.test_launch import make_plan
 
 END = RanksEnd({0: 75, 1: 75})
-LOCAL_JOB = Job("17", "17", is_on_slurm=False, environ={})
+LOCAL_JOB = Job(RunJob("17", Path("/runs/demo/a")), is_on_slurm=False, environ={})
 KILLED = Verdict("failed", "killed", "rank 1 was ended by a signal: SIGKILL", 1, 1)
 STOPPED = Verdict("stopped", "stopped", "stopped (SIGTERM), saved at step 40", 75)
 
@@ -86,7 +87,12 @@ def test_mark_and_ctrl_c_are_the_users_and_term_is_not(
 def test_finished_run_and_slurms_words_are_part_of_the_evidence(run: RunFolder, tmp_path: Path) -> None:
     write_json(run.summary, {})
     (tmp_path / "log").write_text("slurmstepd: error\n")
-    job = Job("17", "17", is_on_slurm=True, environ={"PATH": str(tmp_path)}, maybe_error_path=tmp_path / "log")
+    job = Job(
+        RunJob("17", Path("/runs/demo/a")),
+        is_on_slurm=True,
+        environ={"PATH": str(tmp_path)},
+        maybe_error_path=tmp_path / "log",
+    )
     assert gather(run, make_plan("true"), 1, Ended(), StopFlag(), job) == Evidence(
         is_finished=True,
         maybe_stop=None,
