@@ -13,11 +13,11 @@ from cluster.identity import RunJob, maybe_own_id
 def confirmed(job: RunJob, environ: Mapping[str, str]) -> str:
     """The id by which an order means this job alone.
 
-    Raises SlurmError: Slurm has no such job of this run any more, or did not answer.
+    Raises StrangerError: Slurm has no such job of this run any more.  Raises SlurmError: it did not answer.
     """
     job_id = maybe_own_id(job, environ)
     if job_id is None:
-        raise slurm.SlurmError(f"Slurm's job {job.job_id} is not of {job.folder}, or is gone: it was left alone")
+        raise slurm.StrangerError(f"Slurm's job {job.job_id} is not of {job.folder}, or is gone: it was left alone")
     return job_id
 
 

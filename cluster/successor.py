@@ -32,12 +32,12 @@ def submit_successor(
 
     Raises SlurmError: refused, or no answer.
     """
-    write_atomic(run.successor_script, script_text(plan))
+    write_script(run, plan)
     waits = [f"--dependency={condition}:{predecessor}", "--kill-on-invalid-dep=yes"]
     script = [str(run.successor_script), "--after", predecessor]
     job_id = slurm.submit([*waits, *sbatch_words(plan, excluded), *script], clean_environment(environ))
     told = {"route": SUCCESSOR_ROUTE, "predecessor": predecessor, "cluster": cluster_name(environ)}
-    run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, **told)
+    run.note_event("submitted", attempt=run.latest_attempt(), job_id=job_id, **told)
     index.register(run, job_id, environ, SUCCESSOR_ROUTE, told["cluster"])
     log.info("job %s waits behind job %s (%s)", job_id, predecessor, condition)
     return job_id
@@ -58,6 +58,13 @@ def script_text(plan: LaunchPlan) -> str:
     return "\n".join(["#!/bin/bash", *plan.shell_lines, f'exec {command} "$@"', ""])
 
 
+def write_script(run: RunFolder, plan: LaunchPlan) -> None:
+    """Put the script into the run folder, where it is not there already: a full disk has no room for the same again."""
+    text = script_text(plan)
+    if not (run.successor_script.exists() and run.successor_script.read_text() == text):
+        write_atomic(run.successor_script, text)
+
+
 def sbatch_words(plan: LaunchPlan, excluded: str) -> list[str]:
     """The plan's flags as words of sbatch's command line.
 
@@ -74,5 +81,5 @@ def has_nodes_without(run: RunFolder, plan: LaunchPlan, excluded: str, environ: 
 
     Raises SlurmError: no answer.
     """
-    write_atomic(run.successor_script, script_text(plan))
+    write_script(run, plan)
     return slurm.would_start([*sbatch_words(plan, excluded), str(run.successor_script)], clean_environment(environ))

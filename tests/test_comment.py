@@ -97,7 +97,7 @@ def test_refusal_is_told_once_and_ends_nothing(
     tmp_path: Path, comment: Comment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("run"), "propagate", True)
-    monkeypatch.setattr(logging.getLogger("run"), "level", logging.INFO)
+    caplog.set_level(logging.INFO, logger="run")
     put_executable(tmp_path, "scontrol", f'{shown_job(comment.run.path)}; echo "Access/permission denied" >&2; exit 1')
     comment.write()
     comment.tell("else")

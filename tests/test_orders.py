@@ -6,7 +6,7 @@ import pytest
 
 from cluster.identity import RunJob
 from cluster.orders import cancel, requeue, signal_ranks, update
-from cluster.slurm import SlurmError
+from cluster.slurm import SlurmError, StrangerError, is_final
 from tests.executables import put_executable
 
 FOLDER = Path("/runs/demo/a")
@@ -50,8 +50,9 @@ def test_member_of_an_array_is_named_apart_from_the_others(tmp_path: Path, envir
 def test_no_order_is_given_for_a_job_that_is_not_the_runs(tmp_path: Path, environ: dict[str, str], job_id: str) -> None:
     job = RunJob(job_id, FOLDER)
     for order in (requeue, lambda job, environ: update(job, "Requeue=0", environ)):
-        with pytest.raises(SlurmError) as caught:
+        with pytest.raises(StrangerError) as caught:
             order(job, environ)
+        assert is_final(caught.value)
         assert str(caught.value) == f"Slurm's job {job_id} is not of {FOLDER}, or is gone: it was left alone"
     cancel([job], environ)
     assert asked(tmp_path) == []
