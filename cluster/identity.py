@@ -11,7 +11,7 @@ Sources: scontrol(1), `show job`; sbatch(1), --array; Slurm 22.05.
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,11 @@ def maybe_shown(job_id: str, environ: Mapping[str, str]) -> ShownJob | None:
         if re.search(r"Invalid job id specified|Job \S+ not found", str(error)):
             return None
         raise
-    return find_shown(answer, job_id)
+    shown = find_shown(answer, job_id)
+    if shown is None or "%" not in shown.log:
+        return shown
+    # scontrol expands the %%j of a folder's name as if it were %j (22.05); squeue shows what sbatch was given.
+    return replace(shown, log=slurm.log_as_given(shown.job_id, environ))
 
 
 def find_shown(answer: str, job_id: str) -> ShownJob | None:

@@ -208,6 +208,15 @@ def jobs_of(folder: Path, environ: Mapping[str, str], *, timeout_s: float = ANSW
     return {job[0]: job[1] for job in jobs if len(job) == 5 and any(lies_in(folder, path) for path in job[2:4])}
 
 
+def log_as_given(job_id: str, environ: Mapping[str, str]) -> str:
+    """The --output of a job as sbatch was given it; empty when squeue no longer knows it.
+
+    Raises SlurmError: no answer.
+    """
+    answer = run(["squeue", "-h", "-t", "all", "-j", job_id, "-O", f"StdOut:{FIELD_END}"], environ)
+    return answer.partition(FIELD_END)[0].strip()
+
+
 def lies_in(folder: Path, shown: str) -> bool:
     """Whether a path, as Slurm shows it, is inside a folder; squeue shows a log's path as sbatch was given it."""
     return shown.startswith((f"{folder}/", f"{literal_path(folder)}/"))
