@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cluster.identity import own_job_id
 from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError
 
 NO_MODULE = (
@@ -94,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("exit_code", type=int)
     parser.add_argument("line")
     args = parser.parse_args(argv)
-    run, job_id = RunFolder(args.run), os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID", "")
+    run = RunFolder(args.run)
+    job_id = own_job_id(os.environ) if "SLURM_JOB_ID" in os.environ else os.environ.get("SUBMITIT_LOCAL_JOB_ID", "")
     told = {"line": args.line, "number": args.number, "exit_code": args.exit_code}
     run.append_event("setup_failed", attempt=run.latest_attempt(), job_id=job_id, **told)
     return EXIT_FINISHED

@@ -18,6 +18,7 @@ STANDARD = sys.stdlib_module_names | {"cluster"}
 BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
     "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints",
+    "clusters", "identity", "orders", "owner", "queue", "facts", "view", "run_state", "stop", "cancel",
     "site", "site_answers", "features", "refusals",
     "disk", "prune",
     "status", "logs", "why", "follow", "comment",
