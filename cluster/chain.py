@@ -7,6 +7,7 @@ Source: `scontrol show job`, Requeue and BatchFlag; Slurm 22.05.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,6 +24,8 @@ from cluster.signals import held_back
 from cluster.verdict import Verdict
 
 log = logging.getLogger("run")
+
+START_PATIENCE_S = 60.0  # with a busy controller, while the nodes wait for their ranks
 
 
 @dataclass
@@ -59,7 +62,11 @@ class Chain:
         """Have one successor wait; one that this job submitted before it was requeued still does."""
         if not self.is_used or self.is_put_in_beforehand:
             return
-        waiting = self.waiting()
+        try:
+            waiting = self.waiting(patience_s=START_PATIENCE_S)
+        except slurm.SlurmError as error:  # asked again when this job ends
+            log.warning("whether a successor waits is not known: %s", error)
+            return
         self.maybe_next = waiting[0] if waiting else self.submit("afternotok")
 
     def submit(self, condition: str) -> str | None:
@@ -85,16 +92,18 @@ class Chain:
             bad = exclude.find_blame(self.run, self.plan, {}).bad
         return exclude.excluded(self.own_excluded, exclude.excluded_before(self.run), bad)
 
-    def waiting(self) -> list[str]:
+    def waiting(self, *, patience_s: float = math.inf) -> list[str]:
         """The successors of this job that are in the queue, next one first.
 
-        Raises SlurmError: Slurm has no squeue for us.
+        Raises SlurmError: Slurm has no squeue for us, or patience has run out.
         """
         events = jobs_since_submission(self.run)
         if not self.is_put_in_beforehand:
             events = [event for event in events if event.get("predecessor") == self.job.requeue_id]
-        ids = [job_id for job_id in successors(events) if job_id != self.job.job_id]
-        states = insist(lambda: slurm.job_states(ids, self.job.environ))
+        known = successors(events)  # one that was submitted while the disk was full is in no event
+        known += [self.maybe_next] if self.maybe_next is not None and self.maybe_next not in known else []
+        ids = [job_id for job_id in known if job_id != self.job.job_id]
+        states = insist(lambda: slurm.job_states(ids, self.job.environ), patience_s=patience_s)
         return [job_id for job_id in ids if job_id in states and states[job_id].state == "PENDING"]
 
     def maybe_heir(self) -> str | None:
@@ -137,7 +146,7 @@ class Chain:
         """
         if not self.is_used and self.was_requeued():
             self.exclude_from(self.job.requeue_id)
-            self.run.append_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause)
+            self.run.note_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause)
             return
         maybe_heir = self.maybe_heir() if self.is_used or self.may_begin else None
         if maybe_heir is None:
@@ -145,7 +154,7 @@ class Chain:
             return
         self.keep()
         self.exclude_from(maybe_heir)
-        self.run.append_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause, successor=maybe_heir)
+        self.run.note_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause, successor=maybe_heir)
         log.info("the run goes on in job %s", maybe_heir)
 
     def was_requeued(self) -> bool:
@@ -211,7 +220,7 @@ def find_chain(run: RunFolder, plan: LaunchPlan, job: Job) -> Chain:
 def terms_of(job: Job, plan: LaunchPlan) -> slurm.JobTerms:
     """On which terms the job runs; as the plan asked for them when Slurm does not say."""
     try:
-        return insist(lambda: slurm.job_terms(job.job_id, job.environ))
+        return insist(lambda: slurm.job_terms(job.job_id, job.environ), patience_s=START_PATIENCE_S)
     except slurm.SlurmError as error:
         log.warning("whether Slurm may requeue this job is not known: %s", error)
         asked = str(plan.sbatch.get("exclude", ""))

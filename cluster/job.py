@@ -1,6 +1,7 @@
 """The job that a supervisor runs in: what its environment says, and what Slurm says of it.  Standard library only."""
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,20 +15,31 @@ from cluster.plan import LaunchPlan
 log = logging.getLogger("run")
 
 ASK_AGAIN_S = 2.0
+# A job that is still running afterwards, or about to: somebody resizes, suspends or signals it, or its data is moved.
+# Source: squeue(1), "JOB STATE CODES", Slurm 22.05 to 25.11.
+PASSING_STATES = frozenset(
+    ("CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
+)
 
 Answer = TypeVar("Answer")
 
 
-def insist(ask: Callable[[], Answer]) -> Answer:
-    """Ask Slurm again and again while it does not answer, until this process is killed.
+def insist(
+    ask: Callable[[], Answer], *, patience_s: float = math.inf, is_urgent: Callable[[], bool] = lambda: False
+) -> Answer:
+    """Ask Slurm again and again while its refusal may pass.
 
-    Raises SlurmError: it refuses.
+    patience_s: seconds after which it is given up; by default only the end of this process ends it.
+    is_urgent: whether it is not to be given up, whatever the patience.
+
+    Raises SlurmError: it refuses for good, or patience has run out.
     """
+    end = time.monotonic() + patience_s
     while True:
         try:
             return ask()
         except slurm.SlurmError as error:
-            if not slurm.is_unreached(error):
+            if slurm.is_final(error) or (time.monotonic() > end and not is_urgent()):
                 raise
             log.warning("asking Slurm again: %s", error)
             time.sleep(ASK_AGAIN_S)
@@ -44,14 +56,22 @@ class Job:
     maybe_error_path: Path | None = None  # where slurmstepd writes why it ends the job
     _read: int = field(default=0)  # bytes of it that are old
 
-    def ask(self) -> slurm.JobState | None:
-        """The job's state; asks again until Slurm answers, or until this process is killed."""
+    def ask(
+        self, *, patience_s: float = math.inf, is_urgent: Callable[[], bool] = lambda: False
+    ) -> slurm.JobState | None:
+        """The job's state, once it is not just passing from one to another; None of a job that Slurm no longer knows.
+
+        patience_s, is_urgent: as for insist().
+
+        Raises SlurmError: as insist().
+        """
         while True:
-            try:
-                return slurm.maybe_job_state(self.job_id, self.environ)
-            except slurm.SlurmError as error:
-                log.warning("asking Slurm again: %s", error)
-                time.sleep(ASK_AGAIN_S)
+            state = insist(
+                lambda: slurm.maybe_job_state(self.job_id, self.environ), patience_s=patience_s, is_urgent=is_urgent
+            )
+            if state is None or state.state not in PASSING_STATES:
+                return state
+            time.sleep(ASK_AGAIN_S)
 
     def maybe_time_left_s(self) -> float | None:
         """Seconds until the time limit; None without one, or when nobody says.

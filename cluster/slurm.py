@@ -30,11 +30,27 @@ ENDED_STATES = frozenset(
 )
 
 
-# Of a controller that is away, busy or restarting; the text after a refusal is Slurm's reason.
-UNREACHED = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|no answer within|Unexpected message received"
-    r"|Zero Bytes were transmitted"
-)
+# Slurm's last words on a question or an order: to ask again would change nothing.  All else may pass: a controller that
+# restarts or stands by, a munged that is down, a prolog that still runs, words of a later release.
+# Source: slurm_errno.c, Slurm 22.05 to 25.11.
+FINAL_WORDS = (
+    # the command itself
+    "is not on path", "cannot be started", "unrecognized option", "invalid option", "requires an argument",
+    "doesn't allow an argument",
+    # who asks
+    "access/permission denied", "access denied", "invalid user id", "invalid group id", "group not permitted",
+    # the job that it is about
+    "invalid job id", "already completing or completed", "job has already", "job is not", "no longer pending execution",
+    # what is asked for
+    "operation is presently disabled", "operation not supported", "invalid account", "invalid qos", "invalid partition",
+    "no partition specified", "invalid node name", "invalid feature", "invalid generic resource", "invalid gres",
+    "invalid trackable resource", "invalid license", "invalid time", "invalid wckey", "invalid job array",
+    "invalid dependency", "invalid --", "specification invalid", "specification can not be satisfied", "is not a valid",
+    "more processors requested than permitted", "requested node configuration is not available",
+    "requested nodes not in this partition", "memory required by task is not available", "requested time limit",
+    "requested reservation is invalid", "requested more tasks than available", "insufficient gres",
+    "job dependency problem", "violates accounting/qos policy", "time limit specification required",
+)  # fmt: skip
 
 
 class SlurmError(RuntimeError):
@@ -89,9 +105,10 @@ def call(
     return done
 
 
-def is_unreached(error: SlurmError) -> bool:
-    """Whether Slurm did not answer, as against a refusal; what was asked for may have been done all the same."""
-    return UNREACHED.search(str(error)) is not None
+def is_final(error: SlurmError) -> bool:
+    """Whether Slurm, or the lack of it here, has refused for good; else it may do later what it was asked for."""
+    words = str(error).lower()
+    return any(final in words for final in FINAL_WORDS)
 
 
 def literal_path(path: Path) -> str:
@@ -248,7 +265,7 @@ def forecast(script: str, environ: Mapping[str, str]) -> Forecast:
     try:
         said = call(["sbatch", "--test-only"], environ, timeout_s=TEST_ONLY_S, maybe_input=script).stderr
     except SlurmError as error:
-        if is_unreached(error) or "exit code" not in str(error):
+        if not is_final(error) or "exit code" not in str(error):
             raise
         return Forecast(None, "", str(error).partition(": exit code ")[2].partition(": ")[2])
     match = re.search(r"^sbatch: (Job \d+ to start at (\S+) using .* on nodes (\S+).*)$", said, re.MULTILINE)

@@ -70,6 +70,32 @@ def test_slurm_is_asked_again_until_it_answers(tmp_path: Path, monkeypatch: pyte
     assert job.ask() == JobState("RUNNING", "None", "n1", 30)
 
 
+def test_slurm_that_is_not_there_is_asked_once(tmp_path: Path) -> None:
+    job = Job("5", "5", is_on_slurm=True, environ={"PATH": str(tmp_path)})
+    with pytest.raises(SlurmError, match=r"^squeue is not on PATH: is this a machine of the cluster\?$"):
+        job.ask()
+
+
+def test_patience_with_slurm_ends_unless_its_answer_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.job.ASK_AGAIN_S", 0.0)
+    count = (
+        f"echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -lt 4 ] || {{ echo 'RUNNING|None|n1|0:30'; exit; }}"
+    )
+    put_executable(tmp_path, "squeue", f"{count}\necho 'Slurm backup controller in standby mode' >&2; exit 1")
+    job = Job("5", "5", is_on_slurm=True, environ={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    with pytest.raises(SlurmError, match=r"standby mode$"):
+        job.ask(patience_s=0)
+    assert job.ask(patience_s=0, is_urgent=lambda: True) == JobState("RUNNING", "None", "n1", 30)
+
+
+def test_job_that_is_suspended_is_asked_about_until_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.job.ASK_AGAIN_S", 0.0)
+    first = f"[ -e {tmp_path}/asked ] || {{ : > {tmp_path}/asked; echo 'SUSPENDED|None|n1|0:30'; exit; }}"
+    put_executable(tmp_path, "squeue", f"{first}\necho 'RUNNING|None|n1|0:30'")
+    job = Job("5", "5", is_on_slurm=True, environ={"PATH": str(tmp_path)})
+    assert job.ask() == JobState("RUNNING", "None", "n1", 30)
+
+
 def test_time_that_is_left_is_squeues_where_the_environment_does_not_say(tmp_path: Path) -> None:
     job = Job("5", "5", is_on_slurm=True, environ={"PATH": str(tmp_path)})
     assert job.maybe_time_left_s() is None  # no squeue, no answer

@@ -9,7 +9,7 @@ from cluster.slurm import (
     JobTerms,
     SlurmError,
     has_ended,
-    is_unreached,
+    is_final,
     job_states,
     job_terms,
     kill_wait_s,
@@ -292,14 +292,36 @@ def test_recorded_state_is_accountings_first_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "unreached"),
+    ("words", "final"),
     [
-        ("slurm_update error: Unable to contact slurm controller (connect failure)", True),
-        ("slurm_load_jobs error: Socket timed out on send/recv operation", True),
-        ("squeue -h: no answer within 30 s", True),
-        ("Requested operation is presently disabled for job 24", False),
-        ("Access/permission denied", False),
+        ("slurm_update error: Unable to contact slurm controller (connect failure)", False),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", False),
+        ("squeue -h: no answer within 30 s", False),
+        ("slurm_load_jobs error: Slurm backup controller in standby mode", False),
+        ("slurm_load_jobs error: Controller is in standby mode, try a different controller", False),
+        ("slurm_load_jobs error: Connection refused", False),
+        ("slurm_load_jobs error: Protocol authentication error", False),
+        ("slurm_load_jobs error: Invalid authentication credential", False),
+        ("slurm_load_jobs error: Message connection failed", False),
+        ("slurm_update error: Job can not be altered now, try again later", False),
+        ("sbatch: error: Batch job submission failed: Unable to create job record, try again", False),
+        ("srun: error: Unable to create step for job 5: PrologSlurmctld is still running", False),
+        ("words of a release to come", False),
+        ("squeue is not on PATH: is this a machine of the cluster?", True),
+        ("squeue: exit code 1: slurm_load_jobs error: Invalid job id specified", True),
+        ("Requested operation is presently disabled for job 24", True),
+        ("slurm_update error: Access/permission denied", True),
+        ("slurm_requeue error: Job/step already completing or completed", True),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            True,
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)",
+            True,
+        ),
+        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", True),
     ],
 )
-def test_refusal_is_told_from_no_answer(words: str, unreached: bool) -> None:
-    assert is_unreached(SlurmError(words)) is unreached
+def test_refusal_for_good_is_told_from_what_may_pass(words: str, final: bool) -> None:
+    assert is_final(SlurmError(words)) is final

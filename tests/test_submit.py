@@ -50,6 +50,8 @@ SCRIPT = """\
 #SBATCH --time=00:30:00
 
 # setup
+if [ -r 'FOLDER/runs/my demo/RUN_ID/code/cluster/node_check.sh' ]; then \
+. 'FOLDER/runs/my demo/RUN_ID/code/cluster/node_check.sh' 'FOLDER/runs/my demo/RUN_ID' PYTHON; fi
 set -e
 export NCCL_DEBUG=INFO
 GUARD

@@ -114,13 +114,16 @@ def test_values_for_a_frozen_spec_are_refused(tmp_path: Path) -> None:
     assert run.latest_attempt() == 0
 
 
-def test_slurm_that_cannot_be_asked_ends_the_job_before_an_attempt_is_claimed(tmp_path: Path) -> None:
+def test_commands_of_slurm_that_setup_has_taken_away_end_the_run_with_a_verdict_that_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path, SLURM)
     nodes = {"SLURM_JOB_NODELIST": "node.invalid", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
-    done = supervise(run, PATH=str(tmp_path), **nodes)
-    assert done.returncode == 1
-    assert said(done) == ["super E scontrol is not on PATH: is this a machine of the cluster?"]
-    assert run.latest_attempt() == 0
+    done = supervise(run, PATH=str(tmp_path), SLURM_JOB_ID="17", **nodes)
+    verdict = json.loads(run.verdict(1).read_text())
+    assert (done.returncode, verdict["outcome"], verdict["cause"], verdict["action"]) == (2, "failed", "usage", "leave")
+    assert verdict["reason"] == (
+        f"srun, squeue, scontrol: not on PATH after setup ({tmp_path}); load your site's module of Slurm there, or "
+        "leave PATH as it was"
+    )
 
 
 @pytest.mark.parametrize("visible", ["MIG-2,MIG-5", None])
