@@ -81,6 +81,9 @@ class Chain:
                 return successor.submit_successor(run, plan, own, condition, environ, excluded)
             # Slurm may have taken a job without an answer; of two the second to start sees the first and leaves.
             return insist(lambda: successor.submit_successor(run, plan, own, condition, environ, excluded))
+        except OSError as error:  # its script can't be written
+            log.error("no successor was submitted: %s: %s", run.successor_script, error.strerror)
+            return None
         except slurm.SlurmError as error:
             log.warning("no successor was submitted: %s", error)
             log.warning("where jobs may not submit jobs, use requeue.submit_from: login")
@@ -134,9 +137,9 @@ class Chain:
         try:
             if successor.has_nodes_without(self.run, self.plan, self.excluded(bad), self.job.environ):
                 return True
-            log.warning("node %s failed repeatedly, but there are too few others", ", ".join(bad))
-        except slurm.SlurmError as error:
-            log.warning("node %s failed repeatedly; whether there are others is not known: %s", ", ".join(bad), error)
+            log.warning("node %s is at fault, but there are too few others", ", ".join(bad))
+        except (slurm.SlurmError, OSError) as error:
+            log.warning("node %s is at fault; whether there are others is not known: %s", ", ".join(bad), error)
         return False
 
     def go_on(self, cause: str, attempt: int) -> None:

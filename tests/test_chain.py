@@ -231,3 +231,28 @@ def test_node_is_blamed_only_when_the_job_can_do_without_it(
     assert chain.blame(1, killed).bad == ()
     chain.run.verdict(1).write_text('{"time": "2999-01-01T00:00:00.000Z", "cause": "killed", "rank": 1}')
     assert chain.blame(2, killed).bad == bad
+
+
+def test_successor_whose_script_cannot_be_written_is_told_and_ends_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = make_chain(folder)
+    chain.run.successor_script.mkdir()
+    put_state(folder, "RUNNING")
+    chain.begin()
+    assert (chain.maybe_next, asked(folder, "sbatch")) == (None, [])
+    assert caplog.messages[-1].startswith(f"no successor was submitted: {chain.run.successor_script}: ")
+
+
+def test_start_does_not_wait_for_a_squeue_that_is_not_there(folder: Path) -> None:
+    chain = make_chain(folder)
+    add_successors(chain, "18")
+    chain.begin()
+    assert (chain.maybe_next, asked(folder, "sbatch")) == (None, [])
+
+
+def test_successor_that_is_in_no_event_is_known_to_the_chain_that_submitted_it(folder: Path) -> None:
+    chain = make_chain(folder)
+    chain.maybe_next = "18"
+    put_state(folder, "PENDING")
+    assert chain.waiting() == ["18"]

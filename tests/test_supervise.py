@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from cluster.address import AddressError
 from cluster.allocation import AllocationError
 from cluster.launch import Shape
 from cluster.plan import make_plan, read_plan, write_plan
 from cluster.runs import RunFolder, write_json
 from cluster.spec import dump_spec, load_spec
-from cluster.supervise import SuperviseError, find_plan, read_shape
+from cluster.supervise import SuperviseError, find_master, find_plan, read_shape
 
 REPOSITORY = Path(__file__).parents[1]
 SLURM = "name: demo\nnodes: 2\ntasks_per_node: 3\ntime_limit: 60\n"
@@ -124,6 +125,29 @@ def test_commands_of_slurm_that_setup_has_taken_away_end_the_run_with_a_verdict_
         f"srun, squeue, scontrol: not on PATH after setup ({tmp_path}); load your site's module of Slurm there, or "
         "leave PATH as it was"
     )
+
+
+@pytest.mark.parametrize(("may_pass", "answers"), [(True, 2), (False, 1)], ids=["may pass", "for good"])
+def test_name_that_may_resolve_later_is_looked_up_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_pass: bool, answers: int
+) -> None:
+    _, plan = find_plan(make_run(tmp_path, SLURM).path, [], {})
+    asked: list[object] = []
+
+    def look_up(nodes: object, environ: object) -> str:
+        asked.append(nodes)
+        if len(asked) < 2:
+            raise AddressError("node n1: no address", may_pass=may_pass)
+        return "10.0.0.1"
+
+    monkeypatch.setattr("cluster.supervise.address.master_address", look_up)
+    monkeypatch.setattr("cluster.supervise.ASK_AGAIN_S", 0.0)
+    if may_pass:
+        assert find_master(plan, ["n1"], {}) == "10.0.0.1"
+    else:
+        with pytest.raises(AddressError):
+            find_master(plan, ["n1"], {})
+    assert len(asked) == answers
 
 
 @pytest.mark.parametrize("visible", ["MIG-2,MIG-5", None])
