@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from cluster import exclude, slurm, successor
+from cluster import exclude, orders, slurm, successor
 from cluster.cancel import leave_mark
 from cluster.exclude import Blame
+from cluster.identity import RunJob, own_states, run_job
 from cluster.job import Job, insist
 from cluster.owner import SUCCESSOR_ROUTE, job_ids, jobs_since_submission
 from cluster.plan import LaunchPlan
@@ -74,7 +75,7 @@ class Chain:
 
         condition: afternotok, before this job has ended; afterany, when it is about to end and nothing else will do.
         """
-        run, plan, own, environ = self.run, self.plan, self.job.requeue_id, self.job.environ
+        run, plan, own, environ = self.run, self.plan, self.job.job_id, self.job.environ
         excluded = self.excluded()
         try:
             if condition == "afternotok":  # asked for again when the job ends
@@ -102,11 +103,11 @@ class Chain:
         """
         events = jobs_since_submission(self.run)
         if not self.is_put_in_beforehand:
-            events = [event for event in events if event.get("predecessor") == self.job.requeue_id]
+            events = [event for event in events if event.get("predecessor") == self.job.job_id]
         known = successors(events)  # one that was submitted while the disk was full is in no event
         known += [self.maybe_next] if self.maybe_next is not None and self.maybe_next not in known else []
         ids = [job_id for job_id in known if job_id != self.job.job_id]
-        states = insist(lambda: slurm.job_states(ids, self.job.environ), patience_s=patience_s)
+        states = insist(lambda: own_states(self.run, ids, self.job.environ), patience_s=patience_s)
         return [job_id for job_id in ids if job_id in states and states[job_id].state == "PENDING"]
 
     def maybe_heir(self) -> str | None:
@@ -148,7 +149,7 @@ class Chain:
         cause: of the attempt's end.
         """
         if not self.is_used and self.was_requeued():
-            self.exclude_from(self.job.requeue_id)
+            self.exclude_from(self.job.job_id)
             self.run.note_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause)
             return
         maybe_heir = self.maybe_heir() if self.is_used or self.may_begin else None
@@ -163,19 +164,23 @@ class Chain:
     def was_requeued(self) -> bool:
         """Requeue the job; returns whether Slurm did."""
         try:
-            insist(lambda: slurm.requeue(self.job.requeue_id, self.job.environ))
+            insist(lambda: orders.requeue(self.job.own, self.job.environ))
         except slurm.SlurmError as error:
             log.error("Slurm did not requeue the job: %s", error)
             return False
         log.info("requeued; Slurm holds a requeued job back for about two minutes (AuthInfo=cred_expire)")
         return True
 
+    def of_run(self, job_id: str) -> RunJob:
+        """This job, or one that waits behind it."""
+        return self.job.own if job_id == self.job.job_id else run_job(self.run, job_id)
+
     def exclude_from(self, job_id: str) -> None:
         """Give a waiting job the bad nodes of today, where there ever was one: an old one comes back."""
         if not exclude.excluded_before(self.run):
             return
         try:
-            slurm.update_job(job_id, f"ExcNodeList={self.excluded()}", self.job.environ)
+            orders.update(self.of_run(job_id), f"ExcNodeList={self.excluded()}", self.job.environ)
         except slurm.SlurmError as error:
             log.warning("no node could be excluded: %s", error)
 
@@ -188,7 +193,7 @@ class Chain:
         """Leave what waits in the queue, this job included if Slurm has requeued it, but for the nodes it may get."""
         self.keep()
         if exclude.excluded_before(self.run):
-            for job_id in self.waiting() if self.is_used else [self.job.requeue_id]:
+            for job_id in self.waiting() if self.is_used else [self.job.job_id]:
                 self.exclude_from(job_id)
 
     def keep(self) -> None:
@@ -200,7 +205,7 @@ class Chain:
         try:
             waiting = self.waiting()
             if waiting:
-                slurm.cancel_pending(waiting, self.job.environ)
+                orders.cancel([self.of_run(job_id) for job_id in waiting], self.job.environ, only_pending=True)
                 log.info("taken out of the queue: job %s", ", ".join(waiting))
         except slurm.SlurmError as error:
             log.error("successors of this job may be left in the queue: %s", error)
@@ -233,7 +238,7 @@ def terms_of(job: Job, plan: LaunchPlan) -> slurm.JobTerms:
 def forbid_requeue(job: Job) -> None:
     """Turn off Slurm's own requeue, which raw sbatch has turned on: the run must not come back twice."""
     try:
-        slurm.update_job(job.requeue_id, "Requeue=0", job.environ)
+        orders.update(job.own, "Requeue=0", job.environ)
     except slurm.SlurmError as error:
         log.warning("Slurm may still requeue this job by itself: %s", error)
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from cluster import slurm
+from cluster.identity import RunJob, find_own, find_shown, is_own, maybe_own_state
 from cluster.job_end import JobRecord, read_record
 from cluster.plan import LaunchPlan
+from cluster.runs import RunFolder
 from cluster.signals import held_back
 
 log = logging.getLogger("run")
@@ -51,12 +53,16 @@ def insist(
 class Job:
     """A Slurm job, or a local run under submitit's controller."""
 
-    job_id: str
-    requeue_id: str  # an array member's is ARRAY_TASK: its bare id may be the whole array's
+    own: RunJob
     is_on_slurm: bool
     environ: Mapping[str, str]
     maybe_error_path: Path | None = None  # where slurmstepd writes why it ends the job
     _read: int = field(default=0)  # bytes of it that are old
+
+    @property
+    def job_id(self) -> str:
+        """As events name it, and Slurm: an array member's is ARRAY_TASK."""
+        return self.own.job_id
 
     def ask(
         self, *, patience_s: float = math.inf, is_urgent: Callable[[], bool] = lambda: False
@@ -68,22 +74,23 @@ class Job:
         Raises SlurmError: as insist().
         """
         while True:
-            state = insist(
-                lambda: slurm.maybe_job_state(self.job_id, self.environ), patience_s=patience_s, is_urgent=is_urgent
-            )
+            state = insist(lambda: maybe_own_state(self.own, self.environ), patience_s=patience_s, is_urgent=is_urgent)
             if state is None or state.state not in PASSING_STATES:
                 return state
             time.sleep(ASK_AGAIN_S)
 
     def maybe_record(self) -> JobRecord | None:
-        """What Slurm's controller holds of this job; None without Slurm, or when it does not answer."""
+        """What Slurm's controller holds of this job; None without Slurm, without an answer, or of another job."""
         if not self.is_on_slurm:
             return None
         try:
             with held_back():  # Slurm sends TERM twice where a job is preempted at once, to scontrol as well
-                shown = slurm.run(["scontrol", "show", "job", self.requeue_id], self.environ)
+                shown = slurm.run(["scontrol", "show", "job", self.job_id], self.environ)
         except slurm.SlurmError as error:
             log.warning("how Slurm ends this job is read from its log alone: %s", error)
+            return None
+        found = find_shown(shown, self.job_id)
+        if found is None or not is_own(found, self.own):
             return None
         return read_record(shown, int(self.environ.get("SLURM_RESTART_COUNT", "0")))
 
@@ -108,17 +115,25 @@ def find_job(plan: LaunchPlan, environ: Mapping[str, str]) -> Job:
 
     What an earlier run of a requeued job left in the same file is skipped.
     """
+    run = RunFolder(Path(plan.run_dir))
     if plan.cluster == "local" or "SLURM_JOB_ID" not in environ:
-        own = environ.get("SUBMITIT_LOCAL_JOB_ID") or str(os.getpid())
-        return Job(own, own, is_on_slurm=False, environ=environ)
-    job_id = environ["SLURM_JOB_ID"]
-    members = [environ.get(name) for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
-    requeue_id = f"{members[0]}_{members[1]}" if all(members) else job_id
+        job_id = environ.get("SUBMITIT_LOCAL_JOB_ID") or str(os.getpid())
+        return Job(RunJob(job_id, run.path), is_on_slurm=False, environ=environ)
+    own = find_own(run, environ)
+    job = Job(own, is_on_slurm=True, environ=environ, maybe_error_path=maybe_error_path(run, own.job_id, environ))
+    job.new_error_lines()
+    return job
+
+
+def maybe_error_path(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> Path | None:
+    """Where slurmstepd writes why it ends a job; None where nobody says.
+
+    scontrol expands a %% of a path as if it were a single % (22.05); the log of a job that we submit is known anyway.
+    """
     try:
         path = slurm.maybe_error_path(job_id, environ)
     except slurm.SlurmError as error:
         log.warning("Slurm's own words about the end of this job will not be read: %s", error)
-        path = None
-    job = Job(job_id, requeue_id, is_on_slurm=True, environ=environ, maybe_error_path=path)
-    job.new_error_lines()
-    return job
+        return None
+    known = run.batch_log(job_id)
+    return known if path is not None and not path.exists() and known.exists() else path

@@ -8,12 +8,16 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+
+from cluster.runs import utc_text
 
 ANSWER_S = 30.0  # a controller that hangs answers after slurm.conf's MessageTimeout, 10 s by default
 TEST_ONLY_S = 15.0
 
-# PREEMPTED is a job under PreemptMode=CANCEL: a requeued job shows as PENDING.
+# PREEMPTED is a job under PreemptMode=CANCEL: a requeued job shows as PENDING.  REVOKED is no end: in a federation the
+# job lives on, on a sibling cluster; squeue(1), "JOB STATE CODES".
 ENDED_STATES = frozenset(
     (
         "BOOT_FAIL",
@@ -24,11 +28,22 @@ ENDED_STATES = frozenset(
         "NODE_FAIL",
         "OUT_OF_MEMORY",
         "PREEMPTED",
-        "REVOKED",
         "TIMEOUT",
     )
 )
 
+# What a user's profile may hold for Slurm's commands; it would hide jobs that are asked for, or widen an order.
+USERS_OPTIONS = re.compile(r"(SQUEUE|SINFO|SCONTROL|SCANCEL|SACCT)_")
+
+# Without these a job in a hidden partition is in no list, a waiting member of an array is told on one line with
+# others, and times take the form of the user's choice.  "ENVIRONMENT VARIABLES" of squeue(1), sinfo(1), scontrol(1).
+QUESTIONS: Mapping[str, Mapping[str, str]] = {
+    "squeue": {"SQUEUE_ALL": "1", "SQUEUE_ARRAY": "1", "SLURM_TIME_FORMAT": "standard"},
+    "sinfo": {"SINFO_ALL": "1", "SLURM_TIME_FORMAT": "standard"},
+    "scontrol": {"SCONTROL_ALL": "1", "SLURM_TIME_FORMAT": "standard"},
+}
+
+FIELD_END = "\x1f"  # between the fields of a squeue that is asked for paths, which may hold anything printable
 
 # Slurm's last words on a question or an order: to ask again would change nothing.  All else may pass: a controller that
 # restarts or stands by, a munged that is down, a prolog that still runs, words of a later release.
@@ -57,6 +72,10 @@ class SlurmError(RuntimeError):
     """A Slurm command failed, or Slurm did not answer."""
 
 
+class StrangerError(SlurmError):
+    """Slurm's job of that id is not the run's, or there is none; asked again it would say the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobState:
     """What squeue says of one job."""
@@ -81,12 +100,11 @@ def call(
 
     Raises SlurmError: it is not installed, failed, or gave no answer in time.
     """
-    # SQUEUE_PARTITION, SQUEUE_USERS and their like in a user's profile would hide jobs that we ask for by id.
-    kept = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
+    kept = {name: value for name, value in environ.items() if not USERS_OPTIONS.match(name)}
     try:
         done = subprocess.run(
             argv,
-            env=kept,
+            env={**kept, **QUESTIONS.get(argv[0], {})},
             input=maybe_input,
             capture_output=True,
             encoding="utf-8",
@@ -108,7 +126,7 @@ def call(
 def is_final(error: SlurmError) -> bool:
     """Whether Slurm, or the lack of it here, has refused for good; else it may do later what it was asked for."""
     words = str(error).lower()
-    return any(final in words for final in FINAL_WORDS)
+    return isinstance(error, StrangerError) or any(final in words for final in FINAL_WORDS)
 
 
 def literal_path(path: Path) -> str:
@@ -125,21 +143,42 @@ def in_directive(value: str | int | bool) -> str | int | bool:
 
 
 def maybe_job_state(job_id: str, environ: Mapping[str, str]) -> JobState | None:
-    """The job's line of squeue; None when Slurm answered and no longer knows the job.
+    """What squeue says of a job; None when Slurm answered and no longer knows it.
 
     Raises SlurmError: no answer, which says nothing about the job.
     """
+    return job_states([job_id], environ).get(job_id)
+
+
+def job_states(job_ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+    """What squeue says of each job that Slurm still knows, in one question.
+
+    job_ids: of an array member ARRAY_TASK, or the number that Slurm gives it besides, which may be the array's own.
+
+    Raises SlurmError: no answer.
+    """
+    if not job_ids:
+        return {}
+    asked = ["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", "%i|%A|%T|%r|%N|%L"]
     try:
-        answer = run(["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T|%r|%N|%L"], environ)
+        answer = run(asked, environ)
     except SlurmError as error:
-        if "Invalid job id specified" in str(error):
-            return None
+        if "Invalid job id specified" in str(error):  # of a single id; of several it leaves out what it has forgotten
+            return {}
         raise
-    found = [line.split("|") for line in answer.splitlines() if line.count("|") == 3]
-    if not found:
-        return None
-    state, reason, nodes, left = found[0]
-    return JobState(state, reason, nodes, maybe_seconds(left))
+    found: dict[str, JobState] = {}
+    for line in answer.splitlines():
+        if line.count("|") == 5:  # squeue lists all members when it is asked for an array's own id
+            shown, number, state, reason, nodes, left = line.split("|")
+            for job_id in {shown, number}.intersection(job_ids):
+                add_state(found, job_id, JobState(state, reason, nodes, maybe_seconds(left)))
+    return found
+
+
+def add_state(found: dict[str, JobState], job_id: str, job: JobState) -> None:
+    """Enter a job, which a federation may list on each of its clusters: the one where it lives counts."""
+    if job_id not in found or found[job_id].state == "REVOKED":
+        found[job_id] = job
 
 
 def maybe_seconds(text: str) -> int | None:
@@ -151,34 +190,30 @@ def maybe_seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def job_states(job_ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """What squeue says of each job that Slurm still knows, in one question.
+def maybe_moment(text: str) -> str | None:
+    """A local time as Slurm shows it, in UTC; None for N/A, Unknown and their like."""
+    try:
+        return utc_text(datetime.fromisoformat(text))
+    except ValueError:
+        return None
+
+
+def jobs_of(folder: Path, environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> dict[str, str]:
+    """This user's jobs whose script or log lies in a run folder: job id -> state, oldest first.
+
+    Both are part of a job from the moment that Slurm takes it, and a run folder belongs to one run.
 
     Raises SlurmError: no answer.
     """
-    if len(job_ids) < 2:
-        found = {job_id: maybe_job_state(job_id, environ) for job_id in job_ids}
-        return {job_id: state for job_id, state in found.items() if state is not None}
-    # Of several jobs squeue leaves out those that it has forgotten.
-    answer = run(["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", "%A|%T|%r|%N|%L"], environ)
-    lines = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]
-    return {job_id: JobState(state, reason, nodes, maybe_seconds(left)) for job_id, state, reason, nodes, left in lines}
+    fields = ",".join(f"{name}:{FIELD_END}" for name in ("JobArrayID", "State", "StdOut", "Command"))
+    answer = run(["squeue", "-h", "--me", "-t", "all", "-S", "i", "-O", fields], environ, timeout_s=timeout_s)
+    jobs = [[text.strip() for text in line.split(FIELD_END)] for line in answer.splitlines()]
+    return {job[0]: job[1] for job in jobs if len(job) == 5 and any(lies_in(folder, path) for path in job[2:4])}
 
 
-def jobs_that_log_to(folder: Path, environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> dict[str, str]:
-    """This user's jobs whose standard output goes into a folder: job id -> state, oldest first.
-
-    The log's path is part of a job from the moment that Slurm takes it, and a run folder belongs to one run.
-
-    Raises SlurmError: no answer.
-    """
-    answer = run(
-        ["squeue", "-h", "--me", "-t", "all", "-S", "i", "-O", "JobID:20,State:20,StdOut:4200"],
-        environ,
-        timeout_s=timeout_s,
-    )
-    lines = [line.split(maxsplit=2) for line in answer.splitlines()]
-    return {line[0]: line[1] for line in lines if len(line) == 3 and line[2].startswith(f"{folder}/")}
+def lies_in(folder: Path, shown: str) -> bool:
+    """Whether a path, as Slurm shows it, is inside a folder; squeue shows a log's path as sbatch was given it."""
+    return shown.startswith((f"{folder}/", f"{literal_path(folder)}/"))
 
 
 def has_ended(job: JobState | None) -> bool:
@@ -198,20 +233,6 @@ def kill_wait_s(environ: Mapping[str, str]) -> float:
 def maybe_time_limit_s(job_id: str, environ: Mapping[str, str]) -> int | None:
     """A job's time limit in seconds; None when it has none."""
     return maybe_seconds(run(["squeue", "-h", "-j", job_id, "-o", "%l"], environ).strip())
-
-
-def requeue(job_id: str, environ: Mapping[str, str]) -> None:
-    """Put a running job back into the queue; a job that waits there already is left as it is.
-
-    job_id: of an array member as ARRAY_TASK: the array's own id would requeue all members.
-
-    Raises SlurmError: Slurm refused or did not answer.
-    """
-    try:
-        run(["scontrol", "requeue", job_id], environ)
-    except SlurmError as error:
-        if "pending execution" not in str(error):
-            raise
 
 
 def submit(words: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -309,22 +330,6 @@ def job_terms(job_id: str, environ: Mapping[str, str]) -> JobTerms:
         is_batch=re.search(r" BatchFlag=[1-9]", shown) is not None,  # counts the starts: 2 after a requeue
         excluded=excluded[1] if excluded and excluded[1] != "(null)" else "",
     )
-
-
-def update_job(job_id: str, change: str, environ: Mapping[str, str]) -> None:
-    """Change one property of a job: `Requeue=0`, `ExcNodeList=n1` (of a pending job only).
-
-    Raises SlurmError: Slurm refused or did not answer.
-    """
-    run(["scontrol", "update", f"JobId={job_id}", change], environ)
-
-
-def cancel_pending(job_ids: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Take jobs out of the queue; those that have started or ended stay as they are.
-
-    Raises SlurmError: Slurm refused or did not answer.
-    """
-    run(["scancel", "--state=PENDING", *job_ids], environ)
 
 
 def maybe_error_path(job_id: str, environ: Mapping[str, str]) -> Path | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster import index, slurm
+from cluster.clusters import cluster_name
 from cluster.environment import clean_environment
 from cluster.owner import SUCCESSOR_ROUTE
 from cluster.plan import SIGNALS_BLOCKED, LaunchPlan
@@ -35,9 +36,9 @@ def submit_successor(
     waits = [f"--dependency={condition}:{predecessor}", "--kill-on-invalid-dep=yes"]
     script = [str(run.successor_script), "--after", predecessor]
     job_id = slurm.submit([*waits, *sbatch_words(plan, excluded), *script], clean_environment(environ))
-    attempt = run.latest_attempt()
-    run.note_event("submitted", attempt=attempt, job_id=job_id, route=SUCCESSOR_ROUTE, predecessor=predecessor)
-    index.register(run, job_id, environ, SUCCESSOR_ROUTE)
+    told = {"route": SUCCESSOR_ROUTE, "predecessor": predecessor, "cluster": cluster_name(environ)}
+    run.note_event("submitted", attempt=run.latest_attempt(), job_id=job_id, **told)
+    index.register(run, job_id, environ, SUCCESSOR_ROUTE, told["cluster"])
     log.info("job %s waits behind job %s (%s)", job_id, predecessor, condition)
     return job_id
 

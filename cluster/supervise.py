@@ -131,7 +131,7 @@ def supervise(
     run.take_umask()
     job = find_job(plan, environ)
     if job.is_on_slurm:
-        note_submission(run, job.job_id, environ)
+        note_submission(run, job.own, environ)
     with find_chain(run, plan, job) as chain:
         maybe_code = maybe_exit_code_by_marks(run)
         if maybe_code is None and maybe_predecessor is not None:

@@ -16,3 +16,9 @@ def put_answer(folder: Path, name: str, output: str = "", errors: str = "", exit
     """Put a command that answers the same whatever it is asked."""
     script = f"printf %s {shlex.quote(output)}; printf %s {shlex.quote(errors)} >&2; exit {exit_code}"
     put_executable(folder, name, script)
+
+
+def shown_job(folder: Path) -> str:
+    """Shell lines for a scontrol: `show job N` is answered as of a job whose script lies in a run folder."""
+    shown = f"JobId=$3 JobName=demo\\n   Restarts=0 StartTime=2026-01-02T03:04:05\\n   Command={folder}/job.sbatch\\n"
+    return f'case "$1 $2" in "show job") printf "{shown}"; exit;; esac'

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.history import Verdicts, gather
+from cluster.identity import RunJob
 from cluster.job import Job
 from cluster.job_end import JobRecord
 from cluster.launch import RanksEnd
@@ -21,7 +22,7 @@ from tests.test_job_end import shown
 from tests.test_launch import make_plan
 
 END = RanksEnd({0: 75, 1: 75})
-LOCAL_JOB = Job("17", "17", is_on_slurm=False, environ={})
+LOCAL_JOB = Job(RunJob("17", Path("/runs/demo/a")), is_on_slurm=False, environ={})
 KILLED = Verdict("failed", "killed", "rank 1 was ended by a signal: SIGKILL", 1, 1)
 STOPPED = Verdict("stopped", "stopped", "stopped (SIGTERM), saved at step 40", 75)
 
@@ -89,9 +90,13 @@ def test_mark_and_ctrl_c_are_the_users_and_term_is_not(
 def test_finished_run_and_slurms_words_are_part_of_the_evidence(run: RunFolder, tmp_path: Path) -> None:
     write_json(run.summary, {})
     (tmp_path / "log").write_text("slurmstepd: error\n")
-    put_answer(tmp_path / "bin", "scontrol", shown())
-    environ = {"PATH": str(tmp_path / "bin")}
-    job = Job("17", "17", is_on_slurm=True, environ=environ, maybe_error_path=tmp_path / "log")
+    put_answer(tmp_path / "bin", "scontrol", shown(job_id="17"))
+    job = Job(
+        RunJob("17", Path("/runs/demo/a")),
+        is_on_slurm=True,
+        environ={"PATH": str(tmp_path / "bin")},
+        maybe_error_path=tmp_path / "log",
+    )
     record = JobRecord("RUNNING", "None", is_preempted=False, is_requeued=False, time_left_s=590)
     assert gather(run, make_plan("true"), 1, Ended(), StopFlag(), job) == Evidence(
         is_finished=True,

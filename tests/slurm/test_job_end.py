@@ -116,7 +116,14 @@ def test_allocation_without_a_batch_script_that_is_cancelled_is_told_by_its_reco
     jobs: Jobs, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
-    words = ["salloc", "-N1", "-t5", "bash", "-c", f"trap : TERM HUP; sleep 3; TOLD={told}; {SCRIPT.splitlines()[-1]}"]
+    words = [
+        "salloc",
+        "-N1",
+        "-t5",
+        "bash",
+        "-c",
+        f"trap : TERM HUP; sleep 3; export TOLD={told}; {SCRIPT.splitlines()[-1]}",
+    ]
     salloc = subprocess.Popen(words, env=jobs.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert salloc.stderr is not None
     job_id = next(line for line in salloc.stderr if "Granted" in line).split()[-1]
