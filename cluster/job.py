@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cluster import slurm
-from cluster.identity import RunJob, find_own, maybe_own_state
+from cluster.identity import RunJob, find_own, find_shown, is_own, maybe_own_state
 from cluster.job_end import JobRecord, read_record
 from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder
@@ -80,7 +80,7 @@ class Job:
             time.sleep(ASK_AGAIN_S)
 
     def maybe_record(self) -> JobRecord | None:
-        """What Slurm's controller holds of this job; None without Slurm, or when it does not answer."""
+        """What Slurm's controller holds of this job; None without Slurm, without an answer, or of another job."""
         if not self.is_on_slurm:
             return None
         try:
@@ -88,6 +88,9 @@ class Job:
                 shown = slurm.run(["scontrol", "show", "job", self.job_id], self.environ)
         except slurm.SlurmError as error:
             log.warning("how Slurm ends this job is read from its log alone: %s", error)
+            return None
+        found = find_shown(shown, self.job_id)
+        if found is None or not is_own(found, self.own):
             return None
         return read_record(shown, int(self.environ.get("SLURM_RESTART_COUNT", "0")))
 

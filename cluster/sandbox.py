@@ -102,7 +102,7 @@ def up(
             if network is not None:
                 add_network(sandbox)
             if os.access(HOSTS, os.W_OK):
-                add_names(HOSTS, sandbox.directory, sandbox.addresses)
+                add_names(HOSTS, sandbox.directory, sandbox.host_addresses)
             if accounting:
                 start(sandbox, environ, start_accounting)
             else:

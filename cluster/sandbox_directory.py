@@ -138,6 +138,16 @@ class Sandbox:
         return {node: f"198.18.{self.network}.{number}" for number, node in enumerate(self.nodes, start=1)}
 
     @property
+    def host_addresses(self) -> dict[str, str]:
+        """What /etc/hosts is to hold: the nodes, and this machine as isolated ones see it.
+
+        slurmd 24.11 looks up who talks to it; without a name server in its network that took longer than a job's
+        credential is good for.
+        """
+        own = {} if self.network is None else {f"sb{self.network}": self.controller_address}
+        return self.addresses | own
+
+    @property
     def controller_address(self) -> str:
         """Where the nodes find slurmctld."""
         return LOOPBACK if self.network is None else f"198.18.{self.network}.254"

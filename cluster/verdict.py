@@ -270,7 +270,7 @@ def from_record(record: Mapping[str, Any]) -> Verdict:
 
 def unexplained(end: RanksEnd) -> str:
     """The best line there is when no rank said why."""
-    spoken = [line for line in end.launcher_lines if line.startswith("srun: error:")]
+    spoken = [line for line in end.launcher_lines if line.startswith(("srun: error:", "srun: fatal:"))]
     if spoken:
         return f"the ranks ended without a word; {spoken[0]}"
     codes = ", ".join(f"rank {number}: {code}" for number, code in end.exit_codes.items() if code)

@@ -90,9 +90,13 @@ def test_mark_and_ctrl_c_are_the_users_and_term_is_not(
 def test_finished_run_and_slurms_words_are_part_of_the_evidence(run: RunFolder, tmp_path: Path) -> None:
     write_json(run.summary, {})
     (tmp_path / "log").write_text("slurmstepd: error\n")
-    put_answer(tmp_path / "bin", "scontrol", shown())
-    environ = {"PATH": str(tmp_path / "bin")}
-    job = Job(RunJob("17", Path("/runs/demo/a")), is_on_slurm=True, environ=environ, maybe_error_path=tmp_path / "log")
+    put_answer(tmp_path / "bin", "scontrol", shown(job_id="17"))
+    job = Job(
+        RunJob("17", Path("/runs/demo/a")),
+        is_on_slurm=True,
+        environ={"PATH": str(tmp_path / "bin")},
+        maybe_error_path=tmp_path / "log",
+    )
     record = JobRecord("RUNNING", "None", is_preempted=False, is_requeued=False, time_left_s=590)
     assert gather(run, make_plan("true"), 1, Ended(), StopFlag(), job) == Evidence(
         is_finished=True,

@@ -128,20 +128,18 @@ def test_job_that_is_suspended_is_asked_about_until_it_goes_on(tmp_path: Path, m
 def test_record_of_the_job_is_what_scontrol_shows_of_it_and_its_restarts_are_those_since_it_began(
     tmp_path: Path,
 ) -> None:
-    job = Job(
-        RunJob("22_1", Path("/runs/demo/a")),
-        is_on_slurm=True,
-        environ={"PATH": str(tmp_path), "SLURM_RESTART_COUNT": "1"},
-    )
+    own = RunJob("22_1", Path("/runs/demo/a"))
+    job = Job(own, is_on_slurm=True, environ={"PATH": str(tmp_path), "SLURM_RESTART_COUNT": "1"})
     assert job.maybe_record() is None  # no scontrol, no answer
-    put_executable(tmp_path, "scontrol", f"[ \"$*\" = 'show job 22_1' ] && echo '{shown(restarts=1)}'")
+    member = "23 ArrayJobId=22 ArrayTaskId=1"
+    put_executable(tmp_path, "scontrol", f"[ \"$*\" = 'show job 22_1' ] && echo '{shown(restarts=1, job_id=member)}'")
     assert job.maybe_record() == JobRecord("RUNNING", "None", is_preempted=False, is_requeued=False, time_left_s=590)
-    put_answer(tmp_path, "scontrol", shown(restarts=2))
+    put_answer(tmp_path, "scontrol", shown(restarts=2, job_id=member))
     assert job.maybe_record() == JobRecord("RUNNING", "None", is_preempted=False, is_requeued=True, time_left_s=590)
+    assert dataclasses.replace(job, is_on_slurm=False).maybe_record() is None
     assert (
-        Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=False, environ={"PATH": str(tmp_path)}).maybe_record()
-        is None
-    )
+        dataclasses.replace(job, own=RunJob("22_1", Path("/runs/demo/b"))).maybe_record() is None
+    )  # a stranger of its id
 
 
 def test_end_of_the_allocation_is_taken_from_the_environment_where_slurm_says_it() -> None:
@@ -151,10 +149,8 @@ def test_end_of_the_allocation_is_taken_from_the_environment_where_slurm_says_it
     left = job.maybe_time_left_s()
     assert left is not None
     assert 400 < left <= 500
-    assert (
-        Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=True, environ={}).maybe_time_left_s() is None
-    )  # before 23.02
-    assert Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=False, environ=job.environ).maybe_time_left_s() is None
+    assert dataclasses.replace(job, environ={}).maybe_time_left_s() is None  # before 23.02
+    assert dataclasses.replace(job, is_on_slurm=False).maybe_time_left_s() is None
 
 
 def test_slurm_is_asked_again_while_it_does_not_answer_and_a_refusal_is_an_answer(

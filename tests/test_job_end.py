@@ -1,5 +1,7 @@
 """How Slurm ends a job: what scontrol shows and slurmstepd writes, recorded on 22.05.8, 24.11.5 and 26.05.5."""
 
+from pathlib import Path
+
 import pytest
 
 from cluster.job_end import STEPD, JobRecord, maybe_job_cause, maybe_said, read_record
@@ -21,15 +23,18 @@ def shown(
     preempted: str = "   PreemptEligibleTime=2026-12-01T04:09:43 PreemptTime=None\n",
     limit: str = "00:10:00",
     name: str = "demo",
+    job_id: str = "5",
+    log: Path = Path("/runs/demo/a/logs/batch_5.log"),
 ) -> str:
     """`scontrol show job`; the lines that are read are alike on the three releases."""
     return (
-        f"JobId=5 JobName={name}\n   UserId=root(0) GroupId=root(0) MCS_label=N/A\n"
+        f"JobId={job_id} JobName={name}\n   UserId=root(0) GroupId=root(0) MCS_label=N/A\n"
         f"   Priority=1 Nice=0 Account=(null) QOS=(null)\n   JobState={state} Reason={reason} Dependency=(null)\n"
         f"   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0\n"
         f"   RunTime=00:00:10 TimeLimit={limit} TimeMin=N/A\n"
         f"   StartTime=2026-12-01T04:09:43 EndTime=2026-12-01T04:09:45 Deadline=N/A\n{preempted}"
         "   SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-12-01T04:09:43 Scheduler=Backfill\n"
+        f"   Command=/runs/demo/a/submitit/submission.sh\n   StdErr=\n   StdOut={log}\n"
     )
 
 

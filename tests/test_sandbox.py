@@ -139,6 +139,7 @@ def test_isolated_nodes_have_names_and_addresses_of_their_own() -> None:
         "ThreadsPerCore=1 RealMemory=512000 Gres=gpu:2 State=UNKNOWN",
     ]
     assert isolated.addresses == {"n7-1": "198.18.7.1", "n7-2": "198.18.7.2"}
+    assert isolated.host_addresses == {**isolated.addresses, "sb7": "198.18.7.254"}
 
 
 def test_a_cable_is_pulled_only_from_a_node_that_has_one() -> None:

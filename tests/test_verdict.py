@@ -160,6 +160,17 @@ def test_srun_without_the_plugin_for_containers_is_told_in_words() -> None:
         ),
         pytest.param(
             [],
+            srun("srun: fatal: --gpus-per-node and --gres=gpu are mutually exclusive."),  # 26.05
+            Verdict(
+                "failed",
+                "unknown",
+                "the ranks ended without a word; srun: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.",
+                1,
+            ),
+            id="srun gives up before it starts anything",
+        ),
+        pytest.param(
+            [],
             srun(code=143),
             Verdict("failed", "unknown", "the ranks ended without a word; srun ended with 143", 1),
             id="srun says nothing",

@@ -8,8 +8,9 @@
 # are private to this command: they are gone when it ends, however it ends.
 set -eu
 
+# python3 is for the tests that run as an ordinary user, who may not enter the folder of root's own.
 packages=(slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core make git iproute2 procps strace
-          util-linux ca-certificates libffi8 libssl3t64 libsqlite3-0 libreadline8t64 libbz2-1.0 liblzma5 zlib1g libgomp1)
+          python3 util-linux ca-certificates libffi8 libssl3t64 libsqlite3-0 libreadline8t64 libbz2-1.0 liblzma5 zlib1g libgomp1)
 sources=/etc/apt/sources.list.d/debian.sources
 
 make_tree() {
