@@ -18,9 +18,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cluster import slurm
+from cluster.early_signals import STOP_SIGNAL
 from cluster.index import find_run
 from cluster.owner import Answer, Owner, maybe_owner, nobody, tell
-from cluster.plan import STOP_SIGNAL
 from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, sync_folder, utc_now, write_json
 
 SIGNALLED_STATES = ("RUNNING", "SUSPENDED")

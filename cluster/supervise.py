@@ -294,7 +294,7 @@ def start_ranks(plan: LaunchPlan, shape: Shape, environ: Mapping[str, str], log_
         variables = variables_inside(variables, plan.image_variables, plan.image_prefix)
     if plan.cluster == "local":
         return LocalRanks.start(plan, variables, log_path)
-    return SrunRanks.start(srun_command(plan, shape, log_path), variables)
+    return SrunRanks.start(srun_command(plan, shape, log_path, environ), variables)
 
 
 def kill_wait(environ: Mapping[str, str]) -> float:

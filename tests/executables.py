@@ -16,3 +16,9 @@ def put_answer(folder: Path, name: str, output: str = "", errors: str = "", exit
     """Put a command that answers the same whatever it is asked."""
     script = f"printf %s {shlex.quote(output)}; printf %s {shlex.quote(errors)} >&2; exit {exit_code}"
     put_executable(folder, name, script)
+
+
+def put_old_env(folder: Path) -> None:
+    """Put an `env` as coreutils 8.30's is, RHEL 8's: it knows no --block-signal, and ends with 125."""
+    refusal = """echo "/usr/bin/env: unrecognized option '--block-signal=USR2'" >&2; exit 125"""
+    put_executable(folder, "env", f'case "$*" in *--block-signal*) {refusal};; esac\nexec /usr/bin/env "$@"')
