@@ -15,6 +15,11 @@ from cluster.slurm import node_addresses
 class AddressError(UsageError):
     """No address of the first node is known that all nodes can reach."""
 
+    def __init__(self, message: str, *, may_pass: bool) -> None:
+        """may_pass: a name server did not answer, and may do so later."""
+        super().__init__(message)
+        self.may_pass = may_pass
+
 
 def master_address(nodes: Sequence[str], environ: Mapping[str, str]) -> str:
     """Address of nodes[0] for all nodes: its name, or the NodeAddr that Slurm uses where the name will not do.
@@ -32,7 +37,8 @@ def master_address(nodes: Sequence[str], environ: Mapping[str, str]) -> str:
         return known[first]
     raise AddressError(
         f"node {first}: neither its name (resolves to {maybe_ip(first)}) nor its NodeAddr {known[first]} is an address "
-        "that the other nodes can reach; set env: MASTER_ADDR in the spec"
+        "that the other nodes can reach; set env: MASTER_ADDR in the spec",
+        may_pass=is_unsure(first) or is_unsure(known[first]),
     )
 
 
@@ -48,6 +54,15 @@ def maybe_ip(host: str) -> str | None:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return None
+
+
+def is_unsure(host: str) -> bool:
+    """Whether nobody can say now whether a host has an address: its name server is away or overloaded."""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return error.errno == socket.EAI_AGAIN
+    return False
 
 
 def is_loopback(ip: str | None) -> bool:

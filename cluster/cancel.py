@@ -4,7 +4,8 @@
 
 RUN is a run folder, run id, run name (its newest) or job id.  The mark cancelled.json comes first: no job of the run
 starts ranks any more, and --resume refuses.  Then the job is cancelled; its ranks save if Slurm's KillWait is enough.
-Exit codes: 0 cancelled, now or before; 1 the run is finished; 2 usage or no such run; 4 Slurm was not reached.
+Exit codes: 0 cancelled, now or before; 1 the run is finished; 2 usage, no such run, or its job is of another cluster;
+4 Slurm was not reached.
 """
 
 import argparse
@@ -15,9 +16,20 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from cluster import slurm
+from cluster import orders, slurm
+from cluster.identity import run_job
 from cluster.index import find_run
-from cluster.owner import Answer, Owner, last_submission, maybe_owner, nobody, tell
+from cluster.owner import (
+    Answer,
+    Owner,
+    last_submission,
+    maybe_owner,
+    nobody,
+    refuse_elsewhere,
+    refuse_unwritable,
+    tell,
+    unanswered,
+)
 from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, FORMAT_VERSION, RunFolder, UsageError, sync_folder, utc_now
 
 
@@ -36,9 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cancel(run: RunFolder, environ: Mapping[str, str]) -> Answer:
-    """Leave the mark and end whoever runs the run; a run that nobody runs stays ended by the mark alone."""
+    """Leave the mark and end whoever runs the run; a run that nobody runs stays ended by the mark alone.
+
+    Raises UsageError: it cannot be ended from here, or not by this user; no mark is left then.
+    """
     if run.summary.exists():
         return nobody(run, "cancel")
+    refuse_elsewhere(run, environ)
+    refuse_unwritable(run)
     is_first = leave_mark(run)
     try:
         owner = maybe_owner(run, environ)
@@ -46,7 +63,7 @@ def cancel(run: RunFolder, environ: Mapping[str, str]) -> Answer:
             return end(run, owner, environ)
     except slurm.SlurmError as error:
         job_id = str(last_submission(run).get("job_id", ""))
-        text = f"Slurm was not reached: {error}; the mark {run.cancel_mark.name} stands, and the run stays ended once "
+        text = f"{unanswered(error)}; the mark {run.cancel_mark.name} stands, and the run stays ended once "
         return Answer("marked", f"{text}its job is gone: scancel {job_id}", EXIT_UNREACHED, job_id)
     text = "nobody runs it; it stays ended" if is_first else "was cancelled before"
     return Answer("marked", f"{run.path}: {text}", 0)
@@ -71,7 +88,8 @@ def end(run: RunFolder, owner: Owner, environ: Mapping[str, str]) -> Answer:
     Raises SlurmError: Slurm refused or did not answer.
     """
     if owner.maybe_pid is None:
-        slurm.run(["scancel", *reversed(owner.behind), owner.job_id], environ)  # the last first: none is to start
+        jobs = [run_job(run, job_id) for job_id in (*owner.behind[::-1], owner.job_id)]  # the last first: none starts
+        orders.cancel(jobs, environ)
         return Answer("cancelled", f"job {owner.job_id} was cancelled; run folder: {run.path}", 0, owner.job_id)
     with contextlib.suppress(ProcessLookupError):  # it has ended since we looked
         os.kill(owner.maybe_pid, signal.SIGTERM)

@@ -24,6 +24,15 @@ ADVICE: Mapping[str, Advice] = {
     "node failure": Advice("a node died", f"wait for Slurm to requeue it; else {RESUME}"),
     "requeued": Advice("somebody requeued the job", "wait"),
     "bad node": Advice("a node failed too often and is left out", "tell the administrators"),
+    "launch": Advice(
+        "Slurm could not start the ranks on their nodes", f"wait; if no job of the run is queued: {RESUME}"
+    ),
+    "unfit node": Advice(
+        "a node lacks what the run had on others", f"tell the administrators; if no job of the run is queued: {RESUME}"
+    ),
+    "srun killed": Advice(
+        "somebody, or the lack of memory, killed srun", f"look at the first node (dmesg); then {RESUME}"
+    ),
     "lost": Advice("its supervisor died, with its node or by kill -9", RESUME),
     "killed": Advice(
         "a rank was killed from outside", f"look at the node for lack of memory (dmesg) or a user's kill; then {RESUME}"

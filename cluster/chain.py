@@ -7,14 +7,16 @@ Source: `scontrol show job`, Requeue and BatchFlag; Slurm 22.05.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from cluster import exclude, slurm, successor
+from cluster import exclude, orders, slurm, successor
 from cluster.cancel import leave_mark
 from cluster.exclude import Blame
+from cluster.identity import RunJob, own_states, run_job
 from cluster.job import Job, insist
 from cluster.owner import SUCCESSOR_ROUTE, job_ids, jobs_since_submission
 from cluster.plan import LaunchPlan
@@ -23,6 +25,8 @@ from cluster.signals import held_back
 from cluster.verdict import Verdict
 
 log = logging.getLogger("run")
+
+START_PATIENCE_S = 60.0  # with a busy controller, while the nodes wait for their ranks
 
 
 @dataclass
@@ -59,7 +63,11 @@ class Chain:
         """Have one successor wait; one that this job submitted before it was requeued still does."""
         if not self.is_used or self.is_put_in_beforehand:
             return
-        waiting = self.waiting()
+        try:
+            waiting = self.waiting(patience_s=START_PATIENCE_S)
+        except slurm.SlurmError as error:  # asked again when this job ends
+            log.warning("whether a successor waits is not known: %s", error)
+            return
         self.maybe_next = waiting[0] if waiting else self.submit("afternotok")
 
     def submit(self, condition: str) -> str | None:
@@ -67,13 +75,16 @@ class Chain:
 
         condition: afternotok, before this job has ended; afterany, when it is about to end and nothing else will do.
         """
-        run, plan, own, environ = self.run, self.plan, self.job.requeue_id, self.job.environ
+        run, plan, own, environ = self.run, self.plan, self.job.job_id, self.job.environ
         excluded = self.excluded()
         try:
             if condition == "afternotok":  # asked for again when the job ends
                 return successor.submit_successor(run, plan, own, condition, environ, excluded)
             # Slurm may have taken a job without an answer; of two the second to start sees the first and leaves.
             return insist(lambda: successor.submit_successor(run, plan, own, condition, environ, excluded))
+        except OSError as error:  # its script can't be written
+            log.error("no successor was submitted: %s: %s", run.successor_script, error.strerror)
+            return None
         except slurm.SlurmError as error:
             log.warning("no successor was submitted: %s", error)
             log.warning("where jobs may not submit jobs, use requeue.submit_from: login")
@@ -85,16 +96,18 @@ class Chain:
             bad = exclude.find_blame(self.run, self.plan, {}).bad
         return exclude.excluded(self.own_excluded, exclude.excluded_before(self.run), bad)
 
-    def waiting(self) -> list[str]:
+    def waiting(self, *, patience_s: float = math.inf) -> list[str]:
         """The successors of this job that are in the queue, next one first.
 
-        Raises SlurmError: Slurm has no squeue for us.
+        Raises SlurmError: Slurm has no squeue for us, or patience has run out.
         """
         events = jobs_since_submission(self.run)
         if not self.is_put_in_beforehand:
-            events = [event for event in events if event.get("predecessor") == self.job.requeue_id]
-        ids = [job_id for job_id in successors(events) if job_id != self.job.job_id]
-        states = insist(lambda: slurm.job_states(ids, self.job.environ))
+            events = [event for event in events if event.get("predecessor") == self.job.job_id]
+        known = successors(events)  # one that was submitted while the disk was full is in no event
+        known += [self.maybe_next] if self.maybe_next is not None and self.maybe_next not in known else []
+        ids = [job_id for job_id in known if job_id != self.job.job_id]
+        states = insist(lambda: own_states(self.run, ids, self.job.environ), patience_s=patience_s)
         return [job_id for job_id in ids if job_id in states and states[job_id].state == "PENDING"]
 
     def maybe_heir(self) -> str | None:
@@ -125,9 +138,9 @@ class Chain:
         try:
             if successor.has_nodes_without(self.run, self.plan, self.excluded(bad), self.job.environ):
                 return True
-            log.warning("node %s failed repeatedly, but there are too few others", ", ".join(bad))
-        except slurm.SlurmError as error:
-            log.warning("node %s failed repeatedly; whether there are others is not known: %s", ", ".join(bad), error)
+            log.warning("node %s is at fault, but there are too few others", ", ".join(bad))
+        except (slurm.SlurmError, OSError) as error:
+            log.warning("node %s is at fault; whether there are others is not known: %s", ", ".join(bad), error)
         return False
 
     def go_on(self, cause: str, attempt: int) -> None:
@@ -136,8 +149,8 @@ class Chain:
         cause: of the attempt's end.
         """
         if not self.is_used and self.was_requeued():
-            self.exclude_from(self.job.requeue_id)
-            self.run.append_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause)
+            self.exclude_from(self.job.job_id)
+            self.run.note_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause)
             return
         maybe_heir = self.maybe_heir() if self.is_used or self.may_begin else None
         if maybe_heir is None:
@@ -145,25 +158,29 @@ class Chain:
             return
         self.keep()
         self.exclude_from(maybe_heir)
-        self.run.append_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause, successor=maybe_heir)
+        self.run.note_event("requeued", attempt=attempt, job_id=self.job.job_id, cause=cause, successor=maybe_heir)
         log.info("the run goes on in job %s", maybe_heir)
 
     def was_requeued(self) -> bool:
         """Requeue the job; returns whether Slurm did."""
         try:
-            insist(lambda: slurm.requeue(self.job.requeue_id, self.job.environ))
+            insist(lambda: orders.requeue(self.job.own, self.job.environ))
         except slurm.SlurmError as error:
             log.error("Slurm did not requeue the job: %s", error)
             return False
         log.info("requeued; Slurm holds a requeued job back for about two minutes (AuthInfo=cred_expire)")
         return True
 
+    def of_run(self, job_id: str) -> RunJob:
+        """This job, or one that waits behind it."""
+        return self.job.own if job_id == self.job.job_id else run_job(self.run, job_id)
+
     def exclude_from(self, job_id: str) -> None:
         """Give a waiting job the bad nodes of today, where there ever was one: an old one comes back."""
         if not exclude.excluded_before(self.run):
             return
         try:
-            slurm.update_job(job_id, f"ExcNodeList={self.excluded()}", self.job.environ)
+            orders.update(self.of_run(job_id), f"ExcNodeList={self.excluded()}", self.job.environ)
         except slurm.SlurmError as error:
             log.warning("no node could be excluded: %s", error)
 
@@ -176,7 +193,7 @@ class Chain:
         """Leave what waits in the queue, this job included if Slurm has requeued it, but for the nodes it may get."""
         self.keep()
         if exclude.excluded_before(self.run):
-            for job_id in self.waiting() if self.is_used else [self.job.requeue_id]:
+            for job_id in self.waiting() if self.is_used else [self.job.job_id]:
                 self.exclude_from(job_id)
 
     def keep(self) -> None:
@@ -188,7 +205,7 @@ class Chain:
         try:
             waiting = self.waiting()
             if waiting:
-                slurm.cancel_pending(waiting, self.job.environ)
+                orders.cancel([self.of_run(job_id) for job_id in waiting], self.job.environ, only_pending=True)
                 log.info("taken out of the queue: job %s", ", ".join(waiting))
         except slurm.SlurmError as error:
             log.error("successors of this job may be left in the queue: %s", error)
@@ -211,7 +228,7 @@ def find_chain(run: RunFolder, plan: LaunchPlan, job: Job) -> Chain:
 def terms_of(job: Job, plan: LaunchPlan) -> slurm.JobTerms:
     """On which terms the job runs; as the plan asked for them when Slurm does not say."""
     try:
-        return insist(lambda: slurm.job_terms(job.job_id, job.environ))
+        return insist(lambda: slurm.job_terms(job.job_id, job.environ), patience_s=START_PATIENCE_S)
     except slurm.SlurmError as error:
         log.warning("whether Slurm may requeue this job is not known: %s", error)
         asked = str(plan.sbatch.get("exclude", ""))
@@ -221,7 +238,7 @@ def terms_of(job: Job, plan: LaunchPlan) -> slurm.JobTerms:
 def forbid_requeue(job: Job) -> None:
     """Turn off Slurm's own requeue, which raw sbatch has turned on: the run must not come back twice."""
     try:
-        slurm.update_job(job.requeue_id, "Requeue=0", job.environ)
+        orders.update(job.own, "Requeue=0", job.environ)
     except slurm.SlurmError as error:
         log.warning("Slurm may still requeue this job by itself: %s", error)
 

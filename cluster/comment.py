@@ -8,7 +8,7 @@ import logging
 import threading
 from dataclasses import dataclass, field
 
-from cluster import slurm
+from cluster import orders, slurm
 from cluster.job import Job
 from cluster.plan import LaunchPlan
 from cluster.progress import progress_text
@@ -65,9 +65,8 @@ class Comment:
         text = f"{self._text or self._by_heartbeat()} [{self.run.run_id}]"
         if text == self._last:
             return
-        command = ["scontrol", "update", f"JobId={self.job.job_id}", f"Comment={text}"]
         try:
-            slurm.run(command, self.job.environ, timeout_s=ANSWER_S)
+            orders.update(self.job.own, f"Comment={text}", self.job.environ, timeout_s=ANSWER_S)
             self._last = text
         except slurm.SlurmError as error:
             if not self._is_logged:

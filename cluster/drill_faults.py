@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cluster import rank, slurm
+from cluster import orders, rank, slurm
 from cluster.drill_run import DrillRun, NotTriedError, flip_bit, truncate
 from cluster.drill_spec import FAULT_STEP, KILL_STEP, SAVE_EVERY_STEPS, SAVE_STEP, SHORT_TIME_LIMIT, TIME_LIMIT
+from cluster.identity import run_job
 from cluster.launch import local_variables, rank_variables
 from cluster.plan import read_plan
 from cluster.runs import UsageError
@@ -79,11 +80,12 @@ def requeue_or_terminate(drilled: DrillRun) -> str:
 
     Raises NotTriedError: Slurm lets this user do neither.
     """
+    job = run_job(drilled.run, drilled.job_id)
     with contextlib.suppress(slurm.SlurmError):  # a site may not let its users requeue, or the job was put in without
-        slurm.requeue(drilled.job_id, drilled.environ)
+        orders.requeue(job, drilled.environ)
         return "scontrol requeue"
     try:
-        slurm.run(["scancel", "--signal=TERM", drilled.job_id], drilled.environ)
+        orders.signal_ranks(job, "TERM", drilled.environ)
     except slurm.SlurmError as error:
         raise NotTriedError(str(error)) from None
     return "scancel --signal=TERM"

@@ -1,7 +1,8 @@
 """Bad nodes: a run's history -> [exclude] -> nodes that its next job must not get.  Standard library only.
 
-A node that fails twice within a day while the others work is left out.  Slurm changes the excluded nodes of waiting
-jobs only, so it is done when a job has just been requeued, or to the successor that waits.
+A node that fails twice within a day while the others work is left out, and one that cannot start ranks at once.  Slurm
+changes the excluded nodes of waiting jobs only, so it is done when a job has just been requeued, or to the successor
+that waits.
 Source: scontrol(1), ExcNodeList; Slurm 22.05 takes it at once after `scontrol requeue`.
 """
 
@@ -21,7 +22,10 @@ log = logging.getLogger("run")
 MAX_FAILURES = 2  # of one node
 WINDOW_S = 24 * 3600.0  # older failures are forgotten, and the node comes back
 # What may be a node's fault.  A lost connection names who noticed it, and a failure of the program is no node's.
-NODE_CAUSES = frozenset(("killed", "hang", "node failure"))
+NODE_CAUSES = frozenset(("killed", "hang", "node failure", "launch", "unfit node"))
+SURE_CAUSES = frozenset(("launch", "unfit node"))  # Slurm or the node itself says so: once is enough
+
+NODE_UNFIT = "node_unfit"  # event of a job whose first node could not even start the supervisor, see node_check
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class NodeFailure:
     attempt: int
     time: str  # ISO 8601, UTC
     node: str
+    is_sure: bool = False  # no second failure is needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +57,10 @@ class Blame:
         """Say whether this attempt's node is left out from now on."""
         for failure in self.failures:
             if failure.attempt == attempt and failure.node in self.bad:
-                run.append_event("node_excluded", attempt=attempt, job_id=job_id, node=failure.node)
+                run.note_event("node_excluded", attempt=attempt, job_id=job_id, node=failure.node)
                 count = sum(other.node == failure.node for other in self.failures)
-                log.warning("node %s failed %d times while others worked: left out", failure.node, count)
+                how = "is at fault" if failure.is_sure else f"failed {count} times while others worked"
+                log.warning("node %s %s: left out", failure.node, how)
 
 
 def node_failures(
@@ -66,15 +72,33 @@ def node_failures(
     policy: the spec's; a cause that is to stop the run is not laid on a node.
     """
     causes = {cause for cause in NODE_CAUSES if policy.get(cause) != "stop"}
-    found = []
-    for event in [event for event in run.read_events() if event["event"] == "attempt_started"]:
+    events, found = run.read_events(), []
+    for event in events:
+        if event["event"] == NODE_UNFIT and "unfit node" in causes:
+            found.append(NodeFailure(0, event["time"], event["node"], is_sure=True))
+        if event["event"] != "attempt_started":
+            continue
         attempt = event["attempt"]
         verdict = last.get(attempt) or run.read_json(run.verdict(attempt))
         if verdict.get("cause") in causes:
-            by_rank = maybe_node_of_rank(verdict.get("rank"), event["nodes"], event["world_size"])
-            if (node := verdict.get("node") or by_rank) is not None:
-                found.append(NodeFailure(attempt, verdict["time"], node))
+            is_sure = verdict["cause"] in SURE_CAUSES
+            found += [
+                NodeFailure(attempt, verdict["time"], node, is_sure)
+                for node in nodes_at_fault(verdict, event["nodes"], event["world_size"])
+            ]
     return found
+
+
+def nodes_at_fault(verdict: Mapping[str, Any], nodes: Sequence[str], world_size: int) -> list[str]:
+    """The nodes that a verdict speaks against: those that it names, else the one on which its rank ran.
+
+    nodes, world_size: of the attempt.
+    """
+    named = verdict.get("nodes") or [verdict.get("node")]
+    if known := [node for node in named if node in nodes]:
+        return known
+    by_rank = maybe_node_of_rank(verdict.get("rank"), nodes, world_size)
+    return [by_rank] if by_rank is not None else []
 
 
 def maybe_node_of_rank(rank: int | None, nodes: Sequence[str], world_size: int) -> str | None:
@@ -88,14 +112,16 @@ def maybe_node_of_rank(rank: int | None, nodes: Sequence[str], world_size: int) 
 
 
 def bad_nodes(failures: Sequence[NodeFailure], now: str, num_nodes: int) -> tuple[str, ...]:
-    """Nodes that failed MAX_FAILURES times within WINDOW_S, sorted.  Pure.
+    """Nodes that failed within WINDOW_S: once where that is sure, else MAX_FAILURES times; sorted.  Pure.
 
     num_nodes: of the job.  Where more than a quarter of as many nodes seem bad (though one always may), it is not the
-    nodes, and none is named.
+    nodes, and only the sure ones are named.
     """
-    counts = Counter(failure.node for failure in failures if seconds_between(failure.time, now) < WINDOW_S)
-    bad = sorted(node for node, count in counts.items() if count >= MAX_FAILURES)
-    return tuple(bad) if len(bad) <= max(1, num_nodes // 4) else ()
+    recent = [failure for failure in failures if seconds_between(failure.time, now) < WINDOW_S]
+    sure = {failure.node for failure in recent if failure.is_sure}
+    counts = Counter(failure.node for failure in recent)
+    seem = {node for node, count in counts.items() if count >= MAX_FAILURES} - sure
+    return tuple(sorted(sure | seem if len(seem) <= max(1, num_nodes // 4) else sure))
 
 
 def kept_nodes(plan: LaunchPlan) -> tuple[str, ...]:
@@ -123,4 +149,4 @@ def excluded(own: str, before: frozenset[str], bad: Sequence[str]) -> str:
 
 def excluded_before(run: RunFolder) -> frozenset[str]:
     """Nodes that were ever left out of a run as bad."""
-    return frozenset(event["node"] for event in run.read_events() if event["event"] == "node_excluded")
+    return frozenset(event["node"] for event in run.read_events() if event["event"] in ("node_excluded", NODE_UNFIT))

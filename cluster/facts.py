@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.index import read_index
-from cluster.owner import LOCAL_ROUTES, SUCCESSOR_ROUTE
+from cluster.owner import LOCAL_ROUTES, SUCCESSOR_ROUTE, is_anothers
 from cluster.runs import RunFolder, manifest_steps, maybe_object, read_lines
 
 
@@ -21,6 +21,8 @@ class Submission:
     job_id: str
     route: str  # as in the event `submitted`; empty where an old line of the index does not say
     time: str  # UTC
+    cluster: str = ""  # in lower case; empty where an old line does not say, and on one machine
+    command: str = ""  # the script, where the job has told it because it is not in the run folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Facts:
     beat: Mapping[str, Any] = field(default_factory=dict)  # the last heartbeat, of whichever attempt
     stop_mark: Mapping[str, Any] = field(default_factory=dict)
     is_cancelled: bool = False
+    is_anothers: bool = False  # another user's, whose jobs Slurm may hide
     checkpoint_step: int | None = None
     checkpoint_s: float | None = None  # seconds since 1970
 
@@ -63,7 +66,13 @@ class Facts:
 def submissions_of(lines: Sequence[Mapping[str, Any]]) -> tuple[Submission, ...]:
     """The submissions since the last one by hand.  lines: of the index, or events `submitted`; oldest first."""
     found = [
-        Submission(str(line["job_id"]), line.get("route") or "", str(line.get("time", "")))
+        Submission(
+            str(line["job_id"]),
+            line.get("route") or "",
+            str(line.get("time", "")),
+            str(line.get("cluster") or "").lower(),
+            str((line.get("job") or {}).get("command", "")),
+        )
         for line in lines
         if line.get("job_id")
     ]
@@ -108,6 +117,7 @@ def read_facts(run: RunFolder, submissions: tuple[Submission, ...] | None = None
         beat=maybe_object(run.heartbeat) if attempt else {},
         stop_mark=maybe_object(run.stop_mark),
         is_cancelled=run.cancel_mark.exists(),
+        is_anothers=is_anothers(run),
         checkpoint_step=step,
         checkpoint_s=saved_s,
     )

@@ -6,6 +6,8 @@ Standard library only.
 import contextlib
 import json
 import logging
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cluster.job import Job
@@ -17,6 +19,8 @@ from cluster.signals import StopFlag
 from cluster.verdict import Evidence, Verdict
 
 log = logging.getLogger("run")
+
+UNWRITTEN = "not written: the verdict on attempt "
 
 
 def gather(run: RunFolder, plan: LaunchPlan, attempt: int, ranks: Ranks, stop: StopFlag, job: Job) -> Evidence:
@@ -41,11 +45,20 @@ def gather(run: RunFolder, plan: LaunchPlan, attempt: int, ranks: Ranks, stop: S
     )
 
 
-def record_end(run: RunFolder, verdict: Verdict, decision: Decision, past: Past, attempt: int, job_id: str) -> None:
-    """Write the verdict, and the events that rank 0 could not."""
-    write_json(
-        run.verdict(attempt),
-        {
+@dataclass
+class Verdicts:
+    """The verdicts on a run's attempts, those of this job that could not be written among them.
+
+    A storage that is full, or over its quota, keeps nobody from going on: what was to be written goes to the batch log,
+    and is written by whoever comes next.
+    """
+
+    run: RunFolder
+    unwritten: dict[int, dict[str, Any]] = field(default_factory=dict)  # attempt -> contents of its file
+
+    def record(self, verdict: Verdict, decision: Decision, past: Past, attempt: int, job_id: str) -> None:
+        """Write the verdict, and the events that rank 0 could not."""
+        content = {
             "time": utc_now(),
             "attempt": attempt,
             "job_id": job_id,
@@ -54,33 +67,60 @@ def record_end(run: RunFolder, verdict: Verdict, decision: Decision, past: Past,
             "reason": verdict.reason,
             "rank": verdict.rank,
             "node": verdict.node,
+            "nodes": list(verdict.nodes),
             "exit_code": verdict.exit_code,
             "action": decision.action,
             "why": decision.why,
             "checkpoint_step": past.checkpoint_step,
-        },
-    )
-    told = {"cause": verdict.cause, "rank": verdict.rank, "reason": verdict.reason}
-    if verdict.outcome == "failed":
-        run.append_event("attempt_failed", attempt=attempt, job_id=job_id, **told)
-    if decision.action == "restart":
-        run.append_event("restarted", attempt=attempt, job_id=job_id, cause=verdict.cause)
-    level = logging.ERROR if verdict.outcome == "failed" else logging.INFO
-    log.log(level, "attempt %d %s: %s", attempt, verdict.outcome, verdict.reason)
-    log.info("next: %s%s", decision.action, f" ({decision.why})" if decision.why else "")
+        }
+        self.unwritten[attempt] = content
+        self.write()
+        told = {"cause": verdict.cause, "rank": verdict.rank, "reason": verdict.reason}
+        if verdict.outcome == "failed":
+            self.run.note_event("attempt_failed", attempt=attempt, job_id=job_id, **told)
+        if decision.action == "restart":
+            self.run.note_event("restarted", attempt=attempt, job_id=job_id, cause=verdict.cause)
+        level = logging.ERROR if verdict.outcome == "failed" else logging.INFO
+        log.log(level, "attempt %d %s: %s", attempt, verdict.outcome, verdict.reason)
+        log.info("next: %s%s", decision.action, f" ({decision.why})" if decision.why else "")
+
+    def write(self) -> None:
+        """Write what is not written yet; where it still can't be, the log has it, in the form that unlogged() reads."""
+        for attempt, content in list(self.unwritten.items()):
+            try:
+                write_json(self.run.verdict(attempt), content)
+                del self.unwritten[attempt]
+            except OSError as error:
+                log.error("%s%d (%s): %s", UNWRITTEN, attempt, error.strerror, json.dumps(content, ensure_ascii=False))
+
+    def read(self, last: int) -> list[Past]:
+        """The attempts up to a number, oldest first."""
+        verdicts = [
+            self.unwritten.get(number) or self.run.read_json(self.run.verdict(number)) for number in range(1, last + 1)
+        ]
+        return [Past(verdict.get("cause", "lost"), verdict.get("checkpoint_step", 0)) for verdict in verdicts]
+
+    def note_lost(self) -> None:
+        """Give a verdict to earlier attempts without one: what a log has of it, else that its supervisor has died."""
+        self.write()
+        newest = max(manifest_steps(self.run.checkpoints), default=0)
+        for number in range(1, self.run.latest_attempt() + 1):
+            if number in self.unwritten or self.run.verdict(number).exists():
+                continue
+            job_id = self.run.read_attempt(number).get("job_id", "")
+            if content := unlogged(self.run.batch_log(job_id), number):
+                self.unwritten[number] = content
+                self.write()
+            else:
+                lost = Verdict("failed", "lost", "it left no verdict: its node or its supervisor died", EXIT_FAILED)
+                self.record(lost, Decision("leave"), Past("lost", newest), number, job_id)
 
 
-def read_history(run: RunFolder, last: int) -> list[Past]:
-    """The attempts up to a number, oldest first."""
-    verdicts = [run.read_json(run.verdict(number)) for number in range(1, last + 1)]
-    return [Past(verdict.get("cause", "lost"), verdict.get("checkpoint_step", 0)) for verdict in verdicts]
-
-
-def note_lost_attempts(run: RunFolder) -> None:
-    """Give a verdict to earlier attempts whose supervisor died with its node, or was killed."""
-    newest = max(manifest_steps(run.checkpoints), default=0)
-    for number in range(1, run.latest_attempt() + 1):
-        if not run.verdict(number).exists():
-            verdict = Verdict("failed", "lost", "it left no verdict: its node or its supervisor died", EXIT_FAILED)
-            job_id = run.read_attempt(number).get("job_id", "")
-            record_end(run, verdict, Decision("leave"), Past("lost", newest), number, job_id)
+def unlogged(batch_log: Path, attempt: int) -> dict[str, Any]:
+    """The verdict on an attempt that its supervisor could only log; empty where there is none."""
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        for line in batch_log.read_text(errors="replace").splitlines():
+            _, found, rest = line.partition(f"{UNWRITTEN}{attempt} (")
+            if found:
+                return dict(json.loads(rest.partition("): ")[2]))
+    return {}

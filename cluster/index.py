@@ -1,52 +1,45 @@
 """Index of runs: submit, supervise -> [index] -> every verb that is given a run's name, run id or job id.
 
-One line per submission in `$XDG_STATE_HOME/slurm-ddp/runs.jsonl` (XDG Base Directory Specification; the default is
-~/.local/state).  It only saves a search: a lost index is rebuilt from a run_root.  One home folder may be shared by
-several clusters, so a line says which one its job id belongs to.
+One line per submission in `$XDG_STATE_HOME/slurm-ddp/runs-<host>.jsonl` (XDG Base Directory Specification; the default
+is ~/.local/state), one file per host, since lines that several hosts add to one file of an NFS get lost; all are read,
+and runs.jsonl of older releases.  It only saves a search: a lost index is rebuilt from a run_root.  One home folder may
+be shared by several clusters, so a line says which one its job id belongs to.
 """
 
-import contextlib
 import logging
-import re
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster.clusters import cluster_name
 from cluster.runs import RunError, RunFolder, append_line, read_lines, utc_now
 
 log = logging.getLogger("run")
 
-# Where Slurm's clients look for their configuration, the last where slurmctld hands it out; slurm.conf(5).
-SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+ALL_HOSTS = "runs*.jsonl"
+
+
+def index_folder(environ: Mapping[str, str]) -> Path:
+    """Where the index lies; environ: HOME and, if set, XDG_STATE_HOME."""
+    state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '/')}/.local/state"
+    return Path(state) / "slurm-ddp"
 
 
 def index_path(environ: Mapping[str, str]) -> Path:
-    """Where the index lies; environ: HOME and, if set, XDG_STATE_HOME."""
-    state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '/')}/.local/state"
-    return Path(state) / "slurm-ddp" / "runs.jsonl"
+    """The file of the index to which this host adds its lines."""
+    return index_folder(environ) / f"runs-{socket.gethostname()}.jsonl"
 
 
-def cluster_name(environ: Mapping[str, str]) -> str:
-    """Slurm's ClusterName, as a job's environment or the configuration says it; empty where neither does."""
-    if environ.get("SLURM_CLUSTER_NAME"):
-        return environ["SLURM_CLUSTER_NAME"]
-    for path in [environ["SLURM_CONF"]] if environ.get("SLURM_CONF") else SLURM_CONFS:
-        with contextlib.suppress(OSError):
-            if match := CLUSTER_NAME.search(Path(path).read_text(errors="replace")):
-                return match[1]
-    return ""
-
-
-def register(run: RunFolder, job_id: str, environ: Mapping[str, str], route: str = "") -> None:
+def register(run: RunFolder, job_id: str, environ: Mapping[str, str], route: str = "", cluster: str = "") -> None:
     """Enter one submission; an index that cannot be written is no reason to lose a job.
 
-    route: as in the event `submitted`.
+    route, cluster: as in the event `submitted`.
     """
     path = index_path(environ)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        append_line(path, entry(run, job_id, utc_now(), route, cluster_name(environ)))
+        append_line(path, entry(run, job_id, utc_now(), route, cluster))
     except OSError as error:
         log.warning("%s cannot be written (%s): name this run by its folder", path, error.strerror)
 
@@ -67,8 +60,10 @@ def entry(run: RunFolder, job_id: str, time: str, route: str, cluster: str = "")
 def read_index(environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """The lines of the index, oldest first, without those that are no submission of ours."""
     keys = ("time", "run_dir", "run_id", "name", "job_id")
-    lines = (line for line in read_lines(index_path(environ)) if isinstance(line, dict))
-    return [line for line in lines if all(isinstance(line.get(key), str) for key in keys)]
+    files = sorted(index_folder(environ).glob(ALL_HOSTS))
+    lines = [line for path in files for line in read_lines(path) if isinstance(line, dict)]
+    found = [line for line in lines if all(isinstance(line.get(key), str) for key in keys)]
+    return sorted(found, key=lambda line: str(line["time"]))
 
 
 def find_run(reference: str, environ: Mapping[str, str]) -> RunFolder:
@@ -89,14 +84,17 @@ def look_up(reference: str, environ: Mapping[str, str]) -> RunFolder:
     path = Path(reference)
     if is_run(path):
         return RunFolder(path.absolute())
-    entries, here = read_index(environ), cluster_name(environ)
-    for key in ("run_id", "job_id", "name"):
-        found = [line for line in entries if line[key] == reference and is_run(Path(line["run_dir"]))]
-        if key == "job_id":  # another cluster counts its jobs anew
+    entries = read_index(environ)
+    for keys in (("run_id", "job_id"), ("name",)):  # by raw sbatch the one is the other
+        meant = [line for line in entries if reference in [line[key] for key in keys]]
+        found = [line for line in meant if is_run(Path(line["run_dir"]))]
+        if "job_id" in keys and found:  # another cluster counts its jobs anew
+            here = cluster_name(environ)
             found = [line for line in found if is_of(here, line)] or found
         if found:
             return RunFolder(Path(max(found, key=lambda line: str(line["time"]))["run_dir"]))
-    raise RunError(f"{reference!r} is no run folder, and {index_path(environ)} knows no run id, job id or name like it")
+    index = index_folder(environ) / ALL_HOSTS
+    raise RunError(f"{reference!r} is no run folder, and {index} knows no run id, job id or name like it")
 
 
 def is_run(folder: Path) -> bool:
@@ -109,7 +107,7 @@ def is_of(cluster: str, line: Mapping[str, Any]) -> bool:
 
     cluster: as cluster_name() gives it.
     """
-    return cluster in ("", line.get("cluster") or cluster)
+    return cluster in ("", str(line.get("cluster") or cluster).lower())
 
 
 def rebuild(run_root: Path, environ: Mapping[str, str]) -> int:
@@ -128,7 +126,7 @@ def submissions(run_root: Path) -> Iterator[dict[str, Any]]:
     for run in runs_below(run_root):
         for event in run.read_events():
             if event["event"] == "submitted":
-                yield entry(run, event["job_id"], event["time"], event.get("route", ""))
+                yield entry(run, event["job_id"], event["time"], event.get("route", ""), event.get("cluster", ""))
 
 
 def runs_below(folder: Path) -> list[RunFolder]:

@@ -7,6 +7,7 @@ Source: srun(1), Slurm 22.05 and 24.11.
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -23,11 +24,13 @@ from cluster.plan import LaunchPlan
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED
 from cluster.signals import STOP_SIGNALS, held_back
 from cluster.slurm import literal_path
+from cluster.start_watch import StartWatch
 from cluster.step import cpus_per_task, step_environment
 
 log = logging.getLogger("run")
 
 END_TOGETHER_S = 30  # srun --wait: ranks leave within seconds of each other, or hang
+KILL_SRUN_AFTER_S = 20.0  # from TERM, for srun to end a step that has not begun
 KILL_AFTER_S = 5.0  # local ranks: from TERM to KILL once one of them has failed
 
 
@@ -47,7 +50,8 @@ class RanksEnd:
     exit_codes: Mapping[int, int]  # rank -> exit code, minus the signal's number when killed; local ranks only
     ended: frozenset[int] = frozenset()  # ranks that ran on when another had failed, and were ended for that
     launcher_lines: tuple[str, ...] = ()  # what srun wrote to its standard error
-    launcher_code: int = 0  # srun's exit status; it tells nothing about a single rank
+    launcher_code: int = 0  # srun's exit status, minus the signal's number when killed; nothing about a single rank
+    given_up: str = ""  # why the supervisor ended the launcher; empty where it ended by itself
 
 
 class Ranks(Protocol):
@@ -106,7 +110,10 @@ class SrunRanks:
     """Ranks under one srun."""
 
     process: subprocess.Popen[str]
+    watch: StartWatch
     lines: list[str] = field(default_factory=list)
+    given_up: str = ""  # why srun was ended before any rank had begun
+    kill_s: float = math.inf  # time.monotonic() at which it is killed then
     reader: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +122,7 @@ class SrunRanks:
         self.reader.start()
 
     @classmethod
-    def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> "SrunRanks":
+    def start(cls, command: Sequence[str], environ: Mapping[str, str], watch: StartWatch) -> "SrunRanks":
         """Start srun."""
         return cls(
             subprocess.Popen(
@@ -126,7 +133,8 @@ class SrunRanks:
                 encoding="utf-8",
                 errors="replace",  # a reader that stops at an odd byte would block srun once the pipe is full
                 start_new_session=True,
-            )
+            ),
+            watch,
         )
 
     def _read(self) -> None:
@@ -137,7 +145,13 @@ class SrunRanks:
                 log.info("%s", self.lines[-1])
 
     def is_over(self) -> bool:
-        """Whether srun has ended, and with it all ranks."""
+        """Whether srun has ended, and with it all ranks.  One that starts none is ended: TERM, then KILL."""
+        if not self.given_up and self.watch.is_overdue():
+            self.given_up, self.kill_s = self.watch.why(self.lines), time.monotonic() + KILL_SRUN_AFTER_S
+            log.error("%s", self.given_up)
+            self.process.terminate()
+        elif time.monotonic() > self.kill_s:
+            self.process.kill()
         return self.process.poll() is not None
 
     def ask_to_stop(self) -> None:
@@ -147,7 +161,8 @@ class SrunRanks:
     def end(self) -> RanksEnd:
         """srun's lines and exit status."""
         self.reader.join(timeout=5.0)
-        return RanksEnd({}, launcher_lines=tuple(self.lines), launcher_code=self.process.returncode)
+        code = self.process.returncode
+        return RanksEnd({}, launcher_lines=tuple(self.lines), launcher_code=code, given_up=self.given_up)
 
 
 @dataclass

@@ -4,6 +4,7 @@ Verbs ask it whom to tell, and a resumption whether anybody is left.
 """
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import index, slurm
-from cluster.runs import RunFolder
+from cluster import clusters, index, slurm
+from cluster.clusters import cluster_name
+from cluster.identity import RunJob, own_states
+from cluster.runs import RunFolder, UsageError
 
 LOCAL_ROUTES = frozenset(("local", "direct"))  # no job of Slurm: a supervisor on one machine, or jobs.train by itself
 SUBMISSION_EVENTS = frozenset(("submitting", "submitted", "submission_refused"))
 SUCCESSOR_ROUTE = "successor"  # a job that waits behind another of the same run
+
+
+class ElsewhereError(UsageError):
+    """The run's job is of another cluster, so that nothing can be asked or done here."""
+
+
+class UnseenError(slurm.SlurmError):
+    """Slurm may hide the run's job from this user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +69,17 @@ def is_cut_short(run: RunFolder) -> bool:
     return bool(told) and told[-1]["event"] == "submitting" and told[-1]["route"] == "slurm"
 
 
-def note_submission(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> None:
+def note_submission(run: RunFolder, job: RunJob, environ: Mapping[str, str]) -> None:
     """Enter the job that this process runs in, where the process that submitted it could not.
 
     Called by the supervisor of a submitted run.
     """
-    known = {str(event["job_id"]) for event in run.read_events() if event["event"] == "submitted"}
-    if job_id not in known:
-        run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, route="slurm", noted_by="job")
-        index.register(run, job_id, environ)
+    cluster = cluster_name(environ)
+    submitted = [event for event in run.read_events() if event["event"] == "submitted"]
+    if not any(str(event["job_id"]) == job.job_id and index.is_of(cluster, event) for event in submitted):
+        told = {"route": "slurm", "noted_by": "job", "cluster": cluster, "job": dict(job.record)}
+        run.append_event("submitted", attempt=run.latest_attempt(), job_id=job.job_id, **told)
+        index.register(run, job.job_id, environ, cluster=cluster)
 
 
 def last_submission(run: RunFolder) -> dict[str, Any]:
@@ -74,21 +87,71 @@ def last_submission(run: RunFolder) -> dict[str, Any]:
     return (jobs_since_submission(run) or [{}])[-1]
 
 
+def other_cluster(run: RunFolder, environ: Mapping[str, str], timeout_s: float = clusters.ANSWER_S) -> tuple[str, str]:
+    """The newest job of a run and its cluster, where that is not the one of this machine; else both empty.
+
+    An older run folder does not tell, but a line of the index may.
+    """
+    told = [event for event in run.read_events() if event["event"] in SUBMISSION_EVENTS]
+    if not is_cut_short(run):
+        told = [event for event in told if event["event"] == "submitted"]
+    if not told or told[-1].get("route") in LOCAL_ROUTES:
+        return "", ""
+    newest = told[-1]
+    if "cluster" not in newest:
+        lines = [line for line in index.read_index(environ) if line["run_dir"] == str(run.path)]
+        newest = {**newest, "cluster": lines[-1].get("cluster") if lines else ""}
+    if not newest["cluster"] or index.is_of(cluster_name(environ, timeout_s), newest):
+        return "", ""
+    return str(newest["job_id"]), str(newest["cluster"])
+
+
+def refuse_elsewhere(run: RunFolder, environ: Mapping[str, str]) -> None:
+    """Raises ElsewhereError: the run's job is of another cluster."""
+    job_id, cluster = other_cluster(run, environ)
+    if cluster:
+        its_job = f"its job {job_id}" if job_id else "its job"
+        raise ElsewhereError(
+            f"{run.path}: {its_job} is of cluster {cluster}, and this machine's is {cluster_name(environ)}: ask there"
+        )
+
+
+def refuse_unwritable(run: RunFolder) -> None:
+    """Raises UsageError: this user cannot leave a mark in the run folder, so that the job would not obey it."""
+    if not os.access(run.path, os.W_OK):
+        raise UsageError(f"{run.path} belongs to {owner_name(run)}, and you may not write there: ask them")
+
+
+def owner_name(run: RunFolder) -> str:
+    """The user whose run it is; a number where this machine knows no name."""
+    try:
+        return run.path.owner()
+    except KeyError:
+        return f"user {run.path.stat().st_uid}"
+
+
+def is_anothers(run: RunFolder) -> bool:
+    """Whether a run belongs to another user, whose jobs Slurm may hide (PrivateData, slurm.conf(5)); not from root."""
+    return os.getuid() not in (0, run.path.stat().st_uid)
+
+
 def maybe_owner(run: RunFolder, environ: Mapping[str, str]) -> Owner | None:
     """What runs a run now, or will; None when nobody does, as far as this machine and Slurm can tell.
 
     Of a chain of jobs it is the newest that has started, or else the first that waits.
 
-    Raises SlurmError: Slurm did not say.
+    Raises SlurmError: Slurm did not say.  Raises UnseenError: it may hide the job.
     """
     submission = last_submission(run)
     if submission.get("route") in LOCAL_ROUTES:
         return maybe_process(run, submission)
     ids = job_ids(jobs_since_submission(run))
     if is_cut_short(run):
-        ids += [job_id for job_id in slurm.jobs_that_log_to(run.logs, environ) if job_id not in ids]
-    states = slurm.job_states(ids, environ)
+        ids += [job_id for job_id in slurm.jobs_of(run.path, environ) if job_id not in ids]
+    states = own_states(run, ids, environ)
     alive = [job_id for job_id in ids if job_id in states and not slurm.has_ended(states[job_id])]
+    if not alive and not states and is_anothers(run):
+        raise UnseenError(f"{run.path} belongs to {owner_name(run)}, and Slurm shows this user no job of it")
     if not alive:
         return None
     waiting = [job_id for job_id in alive if states[job_id].state == "PENDING"]
@@ -96,6 +159,11 @@ def maybe_owner(run: RunFolder, environ: Mapping[str, str]) -> Owner | None:
     owner = started[-1] if started else waiting[0]
     behind = tuple(job_id for job_id in waiting if job_id != owner)
     return Owner(owner, states[owner].state, reason=states[owner].reason, behind=behind)
+
+
+def unanswered(error: slurm.SlurmError) -> str:
+    """Why nobody knows who runs a run, in words."""
+    return str(error) if isinstance(error, UnseenError) else f"Slurm was not reached: {error}"
 
 
 def maybe_process(run: RunFolder, submission: Mapping[str, Any]) -> Owner | None:

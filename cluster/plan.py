@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from cluster.code import STARTER, packages_folder
 from cluster.container import Entrance, entrance
 from cluster.early_signals import STOP_SIGNAL, shell_function
-from cluster.runs import EXIT_USAGE, FORMAT_VERSION, RunError, RunFolder, write_json
-from cluster.setup import preamble
+from cluster.runs import FORMAT_VERSION, RunError, RunFolder, write_json
+from cluster.setup import ended_by, preamble
 from cluster.slurm import literal_path
 
 if TYPE_CHECKING:  # the supervisor reads a plan without loading pydantic
@@ -66,19 +66,27 @@ class LaunchPlan:
         """
         python, starter, *_, run_dir = self.supervisor
         needed = ("submitit", "pydantic", "yaml", *(() if self.image_variables else ("torch",)))
+        check = shlex.join((python, starter, "--check", run_dir, *needed))
+        script = Path(starter).with_name("node_check.sh")
         return (
+            *((node_check(script, run_dir, python),) if self.cluster == "slurm" else ()),
             *self.preamble,
             *shell_function(python, starter),
             refusal("-x", python, "python", "name one that is on all nodes with the key python"),
             refusal("-r", starter, "code", "run_root has to be on storage that all nodes see"),
-            f"{shlex.join((python, starter, '--check', run_dir, *needed))} || exit {EXIT_USAGE}",
+            f"node_problem=$({check} 2>&1) || " + ended_by('"$node_problem"'),
         )
+
+
+def node_check(script: Path, run_dir: str, python: str) -> str:
+    """A shell line that reads what is done about a node that lacks something; a node without even that does nothing."""
+    return f"if [ -r {shlex.quote(str(script))} ]; then . {shlex.join((str(script), run_dir, python))}; fi"
 
 
 def refusal(test: str, path: str, key: str, advice: str) -> str:
     """A shell line that ends the job where a file is missing on its node."""
     words = f"""{shlex.quote(f"{key}: {path} is not on ")}"$HOSTNAME"{shlex.quote(f"; {advice}")}"""
-    return f"[ {test} {shlex.quote(path)} ] || {{ echo {words} >&2; exit {EXIT_USAGE}; }}"
+    return f"[ {test} {shlex.quote(path)} ] || {ended_by(words)}"
 
 
 def make_plan(

@@ -13,9 +13,10 @@ from typing import Any
 from cluster import slurm
 from cluster.cancel import leave_mark
 from cluster.chain import Chain
+from cluster.identity import own_states
 from cluster.job import ASK_AGAIN_S, insist
 from cluster.owner import job_ids, jobs_since_submission
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED
+from cluster.runs import EXIT_FAILED, EXIT_FINISHED, RunFolder
 
 log = logging.getLogger("run")
 
@@ -31,7 +32,7 @@ def maybe_exit_code_by_predecessor(chain: Chain, predecessor: str) -> int | None
     ids = [job_id for job_id in job_ids(jobs_since_submission(run)) if job_id != own]
     if predecessor not in ids:
         ids.append(predecessor)
-    states = ended_states(ids, environ)
+    states = ended_states(run, ids, environ)
     state = states[predecessor].state if predecessor in states else maybe_recorded_state(predecessor, environ)
     alive = [job_id for job_id in ids if job_id in states and is_alive(states[job_id])]
     end = judge_predecessor(state, alive, run.read_json(run.verdict(run.latest_attempt())), ids)
@@ -50,10 +51,10 @@ def maybe_exit_code_by_predecessor(chain: Chain, predecessor: str) -> int | None
     return None
 
 
-def ended_states(ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, slurm.JobState]:
+def ended_states(run: RunFolder, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, slurm.JobState]:
     """What squeue says of jobs once none of them is still about to end."""
     while True:
-        states = insist(lambda: slurm.job_states(ids, environ))
+        states = insist(lambda: own_states(run, ids, environ))
         if all(job.state != "COMPLETING" for job in states.values()):
             return states
         time.sleep(ASK_AGAIN_S)

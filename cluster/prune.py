@@ -23,9 +23,10 @@ from typing import Any
 
 from cluster import slurm
 from cluster.disk import Removal, find_removal, last_change_s, remove, shown_size
-from cluster.index import find_run, index_path
-from cluster.owner import LOCAL_ROUTES, last_submission, maybe_process
-from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, read_lines
+from cluster.index import find_run, read_index
+from cluster.owner import LOCAL_ROUTES, last_submission, maybe_process, other_cluster
+from cluster.run_state import is_over_by_folder
+from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError
 
 STATES = ("finished", "stopped", "failed", "cancelled")
 ENDED = ("finished", "cancelled")
@@ -106,7 +107,7 @@ def prune(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def find_runs(references: Sequence[str], environ: Mapping[str, str]) -> list[RunFolder]:
     """The runs that are meant, oldest first, each once; a name means all runs of it."""
-    entries = [line for line in read_lines(index_path(environ)) if (Path(line["run_dir"]) / "spec.yaml").is_file()]
+    entries = [line for line in read_index(environ) if (Path(line["run_dir"]) / "spec.yaml").is_file()]
     folders: dict[str, None] = {}
     for reference in references:
         named = [line["run_dir"] for line in entries if line["name"] == reference]
@@ -125,7 +126,15 @@ def look(runs: Sequence[RunFolder], args: argparse.Namespace, environ: Mapping[s
     except slurm.SlurmError as error:
         return [look_at(run, args, None, f"Slurm was not reached: {error}") for run in runs]
     alive = {job_id for job_id, state in states.items() if not slurm.has_ended(state)}
-    return [look_at(run, args, alive, "") for run in runs]
+    return [maybe_elsewhere(run, environ) or look_at(run, args, alive, "") for run in runs]
+
+
+def maybe_elsewhere(run: RunFolder, environ: Mapping[str, str]) -> Looked | None:
+    """A run whose job may be alive on another cluster, which cannot be asked from here."""
+    _, cluster = other_cluster(run, environ)
+    if not cluster or run.summary.exists() or is_over_by_folder(run):
+        return None
+    return Looked(run, "alive", f"its job is of cluster {cluster}: ask there")
 
 
 def look_at(run: RunFolder, args: argparse.Namespace, maybe_alive: set[str] | None, failure: str) -> Looked:
@@ -153,7 +162,7 @@ def maybe_life(run: RunFolder, maybe_alive: set[str] | None) -> str | None:
     """What speaks for somebody running a run; None when nothing does."""
     now_s = time.time()
     if jobs := slurm_jobs(run) & (maybe_alive or set()):
-        return f"job {min(jobs, key=int)} is in the queue, or runs"
+        return f"job {min(jobs, key=lambda job_id: [int(part) for part in job_id.split('_')])} is in the queue, or runs"
     submission = last_submission(run)
     if not submission:
         return "it is being submitted" if now_s - last_change_s(run) < SUBMISSION_S else None

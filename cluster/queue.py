@@ -6,15 +6,13 @@ Standard library only.  Sources: squeue(1), sacct(1), slurm.h (job_states), Slur
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from cluster import slurm
-from cluster.runs import utc_text
 
 log = logging.getLogger("run")
 
 ANSWER_S = 1.5  # a controller that hangs answers after MessageTimeout, 10 s by default; nobody wants to wait for that
-FIELDS = "%A|%T|%S|%L|%N|%x|%r|%o"  # the command comes last: it may hold anything
+FIELDS = "%i|%A|%T|%S|%L|%N|%x|%r|%o"  # the command comes last: it may hold anything
 
 # Every word of job_states and of accounting -> what it means for somebody who waits.
 KINDS: Mapping[str, str] = {
@@ -30,6 +28,7 @@ KINDS: Mapping[str, str] = {
     "RUNNING": "running",
     "COMPLETING": "running",
     "RESIZING": "running",
+    "REVOKED": "running",  # in a federation the job lives on, on a sibling cluster
     "SIGNALING": "running",
     "STAGE_OUT": "running",
     "STOPPED": "running",
@@ -45,7 +44,6 @@ KINDS: Mapping[str, str] = {
     "OUT_OF_MEMORY": "failed",
     "PREEMPTED": "failed",  # with PreemptMode=CANCEL; a requeued job is listed as PENDING, and squeue is asked first
     "RECONFIG_FAIL": "failed",
-    "REVOKED": "failed",
     "TIMEOUT": "failed",
 }
 
@@ -89,34 +87,35 @@ def ask_queue(
 ) -> dict[str, QueueJob]:
     """What squeue says of some jobs, or of all jobs of a user, by job id; of unknown ids nothing.
 
+    A member of an array is there under both of its names, ARRAY_TASK and its number.
+
     Raises SlurmError: no answer in time, which says nothing about the jobs.
     """
     whose = [f"--jobs={','.join(job_ids)}"] if job_ids else [f"--user={user}"]
     try:
-        # SLURM_TIME_FORMAT in a user's profile would make the times unreadable here.
-        answer = slurm.run(
-            ["squeue", "--noheader", "--states=all", *whose, f"--format={FIELDS}"],
-            {**environ, "SLURM_TIME_FORMAT": "standard"},
-            timeout_s=timeout_s,
-        )
+        command = ["squeue", "--noheader", "--states=all", *whose, f"--format={FIELDS}"]
+        answer = slurm.run(command, environ, timeout_s=timeout_s)
     except slurm.SlurmError as error:
         if "Invalid job id specified" in str(error):  # of a single id; of several it leaves out what it has forgotten
             return {}
         raise
-    jobs = [read_job(line) for line in answer.splitlines() if line.count("|") >= FIELDS.count("|")]
-    for word in sorted({job.state for job in jobs if job.kind == "unknown"}):
+    found = [read_job(line) for line in answer.splitlines() if line.count("|") >= FIELDS.count("|")]
+    for word in sorted({job.state for _, job in found if job.kind == "unknown"}):
         log.warning("%r is a job state that this release does not know", word)
-    return {job.job_id: job for job in jobs}
+    # A federation may list a job on each of its clusters; where it lives counts.
+    found.sort(key=lambda one: one[1].state != "REVOKED")
+    by_number = {number: job for number, job in found}
+    return by_number | {job.job_id: job for _, job in found}
 
 
-def read_job(line: str) -> QueueJob:
-    """One line of squeue."""
-    job_id, state, start, left, nodes, excluded, reason, command = line.split("|", FIELDS.count("|"))
-    return QueueJob(
+def read_job(line: str) -> tuple[str, QueueJob]:
+    """One line of squeue: the number of a job, and what is said of it."""
+    job_id, number, state, start, left, nodes, excluded, reason, command = line.split("|", FIELDS.count("|"))
+    return number, QueueJob(
         job_id,
         word_of(state),
         "" if reason == "None" else reason,
-        maybe_moment(start),
+        slurm.maybe_moment(start),
         slurm.maybe_seconds(left),
         "" if nodes == "(null)" else nodes,
         "" if excluded == "(null)" else excluded,
@@ -124,23 +123,15 @@ def read_job(line: str) -> QueueJob:
     )
 
 
-def maybe_moment(text: str) -> str | None:
-    """A local time of squeue in UTC; None for N/A, Unknown and their like."""
-    try:
-        return utc_text(datetime.fromisoformat(text))
-    except ValueError:
-        return None
-
-
 def recorded_ends(job_ids: Iterable[str], environ: Mapping[str, str], timeout_s: float = ANSWER_S) -> dict[str, str]:
     """The state of jobs by accounting, which gives the newest record of each; empty where there is no accounting."""
     asked = list(job_ids)
     if not asked:
         return {}
-    command = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobIDRaw,State"]
+    command = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,JobIDRaw,State"]
     try:
         answer = slurm.run([*command, f"--jobs={','.join(asked)}"], environ, timeout_s=timeout_s)
     except slurm.SlurmError:  # not installed, turned off, or away: the run folder has to do
         return {}
-    rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 1]
-    return {job_id: word_of(state) for job_id, state in rows}
+    rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 2]
+    return {name: word_of(state) for *names, state in rows for name in names}

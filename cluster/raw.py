@@ -3,8 +3,10 @@
 Loaded by the supervisor only where there is a source spec to read: it brings in pydantic and YAML.
 """
 
+import contextlib
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,9 @@ from typing import Any
 
 from cluster import index, slurm
 from cluster.allocation import expand_nodelist, expand_task_list
+from cluster.clusters import cluster_name
+from cluster.identity import find_own, is_own, maybe_shown, own_job_id, run_job
+from cluster.job import insist
 from cluster.keep import record_live
 from cluster.plan import LaunchPlan, make_plan, python_at, read_plan, write_plan
 from cluster.runs import RunError, RunFolder, write_atomic
@@ -31,7 +36,7 @@ def prepare(spec_path: Path, overrides: Sequence[str], environ: Mapping[str, str
 
     Raises RunError: the spec is wrong, or the allocation does not say what it is.
     """
-    job_id = environ["SLURM_JOB_ID"]
+    job_id = own_job_id(environ)
     run = maybe_known_run(job_id, environ) or make_run(spec_path, overrides, job_id, environ)
     plan = read_plan(run)
     run.take_umask()
@@ -46,10 +51,21 @@ def maybe_known_run(job_id: str, environ: Mapping[str, str]) -> RunFolder | None
     """The run of a requeued job, so that a spec edited since cannot change it."""
     if not is_requeued(environ):
         return None
-    try:
-        return index.find_run(job_id, environ)
-    except RunError:
-        return None
+    for name in (job_id, environ["SLURM_JOB_ID"]):  # older releases named array members by their number
+        with contextlib.suppress(RunError):
+            run = index.find_run(name, environ)
+            if is_run_of(run, name, environ):
+                return run
+    return None
+
+
+def is_run_of(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> bool:
+    """Whether a run was begun by the job that this process is in, as against another one of its id."""
+    told = [event for event in run.read_events() if event["event"] == "submitted" and event["job_id"] == job_id]
+    if not told or not index.is_of(cluster_name(environ), told[-1]):
+        return False
+    shown = insist(lambda: maybe_shown(job_id, environ))
+    return shown is not None and is_own(shown, run_job(run, job_id))
 
 
 def is_requeued(environ: Mapping[str, str]) -> bool:
@@ -58,7 +74,7 @@ def is_requeued(environ: Mapping[str, str]) -> bool:
 
 
 def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Mapping[str, str]) -> RunFolder:
-    """Freeze the spec as the allocation has it; a run folder that is complete already stays as it is.
+    """Freeze the spec as the allocation has it; a run folder that this job has made already stays as it is.
 
     Raises RunError: the spec is wrong, or this job (a salloc) has begun a run of this name with another spec.
     """
@@ -66,7 +82,7 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
         asked = load_spec(spec_path, overrides, cwd=Path.cwd(), allow_faults=faults_allowed(environ))
     except SpecError as error:
         raise RunError(str(error)) from None
-    run = RunFolder(asked.run_root / asked.name / job_id)
+    run = folder_for(asked.run_root / asked.name, job_id, environ)
     spec = as_allocated(asked, environ)
     if run.plan.exists():
         differing = changed_keys(load_spec(run.spec, cwd=run.path, allow_faults=True), spec)
@@ -82,14 +98,32 @@ def make_run(spec_path: Path, overrides: Sequence[str], job_id: str, environ: Ma
         raise RunError(f"run_root: {run.path} cannot be written: {error.strerror}") from None
     write_atomic(run.spec, dump_spec(spec))
     record_live(spec, run, environ)
-    run.append_event("submitted", attempt=0, job_id=job_id, route="sbatch")
+    cluster = cluster_name(environ)
+    record = dict(find_own(run, environ).record)
+    run.append_event("submitted", attempt=0, job_id=job_id, route="sbatch", cluster=cluster, job=record)
     plan = make_plan(spec, run, python=python_at(sys.executable))
     # requeue.submit_from: login is for cluster.submit; here nobody has put successors in beforehand.
     write_plan(replace(plan, submit_from="job"), run)
-    index.register(run, job_id, environ, "sbatch")
+    index.register(run, job_id, environ, "sbatch", cluster)
     if environ.get("ENVIRONMENT") == "BATCH":
         warn_of_late_directives(job_id, environ)
     return run
+
+
+def folder_for(folder: Path, job_id: str, environ: Mapping[str, str]) -> RunFolder:
+    """The run folder of this job below that of a name: its id, with four digits more where another job has had it.
+
+    What this job has made already is found again.
+    """
+    named = RunFolder(folder / job_id)
+    there = [RunFolder(path) for path in (named.path, *folder.glob(f"{job_id}-????")) if (path / "plan.json").exists()]
+    if not there:
+        return named
+    newest = max(there, key=lambda run: run.plan.stat().st_mtime_ns)
+    if is_run_of(newest, job_id, environ):
+        return newest
+    log.warning("%s is a run of another job %s; this one gets a folder of its own", newest.path, job_id)
+    return RunFolder(folder / f"{job_id}-{secrets.token_hex(2)}")
 
 
 def warn_of_late_directives(job_id: str, environ: Mapping[str, str]) -> None:
@@ -165,7 +199,7 @@ def allocated(environ: Mapping[str, str]) -> dict[str, Any]:
 def maybe_time_limit(environ: Mapping[str, str]) -> str | None:
     """The job's time limit as [D-]HH:MM:SS; None when it has none, or Slurm does not answer."""
     try:
-        limit_s = slurm.maybe_time_limit_s(environ["SLURM_JOB_ID"], environ)
+        limit_s = slurm.maybe_time_limit_s(own_job_id(environ), environ)
     except slurm.SlurmError as error:
         log.warning("the time limit is not compared with the spec's: %s", error)
         return None

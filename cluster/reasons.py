@@ -1,6 +1,7 @@
 """Pending reasons: squeue's word -> [reasons] -> why a job waits, whether that ends, and what to do.  Pure.
 
-Source: squeue(1), "JOB REASON CODES", and slurm.h, enum job_state_reason; Slurm 22.05 to 25.11.
+Source: Slurm's documentation, "Job Reason Codes" (job_reason_codes.html), and slurm.h, enum job_state_reason; 22.05 to
+25.11.  What Slurm or a site's plugin says in words of its own (state_desc) stands in the same place.
 """
 
 import re
@@ -31,6 +32,8 @@ SMALLER = "ask for less, or for another partition (sinfo shows their limits)"
 RELEASE = "scontrol release JOB_ID"
 NAMES = "correct the key in the spec and submit anew (sacctmgr show associations user=$USER shows yours)"
 SUPPORT = "ask the administrators of the cluster"
+
+ENDED = "its last run has just ended like this; Slurm has not looked at it since"
 
 REASONS: Mapping[str, Reason] = {
     "None": Reason("Slurm has not looked at it yet", ITSELF),
@@ -72,6 +75,22 @@ REASONS: Mapping[str, Reason] = {
     "Prolog": Reason("the prolog runs", ITSELF),
     "FrontEndDown": Reason("no front end is there to start it", ADMIN, SUPPORT),
     "FedJobLock": Reason("clusters of the federation agree on who runs it", ITSELF),
+    "SchedDefer": Reason(
+        "it was to start at once, and the cluster starts no job at once (defer)", NEVER, "leave --immediate out"
+    ),
+    "ReservationInvalid": Reason("its reservation is not valid", NEVER, "correct or leave out the key reservation"),
+    "Constraints": Reason("no node that meets its constraints is free now", ITSELF),
+    "AccountingPolicy": Reason(
+        "a limit of accounting", ADMIN, "ask the administrators which (sacctmgr show qos, assoc)"
+    ),
+    "BurstBufferOperation": Reason(
+        "its burst buffer has failed", USER, f"see scontrol show job JOB_ID; then {RELEASE}"
+    ),
+    "NonZeroExitCode": Reason(ENDED, ITSELF),
+    "RaisedSignal": Reason(ENDED, ITSELF),
+    "TimeLimit": Reason(ENDED, ITSELF),
+    "InactiveLimit": Reason(ENDED, ITSELF),
+    "OutOfMemory": Reason(ENDED, ITSELF),
     "SystemFailure": Reason("Slurm itself has failed", ADMIN, SUPPORT),
     "PowerNotAvail": Reason("there is not enough power", ITSELF),
     "PowerReserved": Reason("power is reserved for others", ITSELF),
@@ -81,6 +100,7 @@ REASONS: Mapping[str, Reason] = {
 
 # The limits of an association or a QOS have names of their own, more than a hundred of them; the first match counts.
 FAMILIES = (
+    (r"(Assoc|QOS)Grp.*RunMin", "a limit on the minutes of the jobs that run", ITSELF),
     (r"(Assoc|QOS)?Max.*(PerJob|PerNode)|QOSMin|(Assoc|QOS).*(WallDuration|TimeLimit)", "a limit for one job", NEVER),
     (r"(Assoc|QOS)(Grp|Max).*Minutes|QOSUsageThreshold", "a budget that is used up", ADMIN),
     (r"(Assoc|QOS)(Grp|Max)|Max.*PerAccount|(Association|QOS)(Job|Resource)Limit", "a limit that jobs share", ITSELF),
@@ -98,8 +118,8 @@ def explain(reason: str) -> Reason:
     reason: as squeue prints it; more may follow the word, such as `ReqNodeNotAvail, UnavailableNodes:n1`.
     """
     text = reason.strip("()") or "None"
-    if "requeued held" in text:  # `launch failed requeued held`, `job requeued in held state`
-        return Reason(f"Slurm holds it after a failed start ({text})", USER, RELEASE)
+    if re.search(r"\bheld\b", text):  # `launch failed requeued held`, `job requeued in held state`
+        return Reason(f"Slurm holds it until it is released ({text.replace('_', ' ')})", USER, RELEASE)
     found = REASONS.get(text) or REASONS.get(re.split(r"[,\s(]", text)[0])
     if found is not None:
         return found

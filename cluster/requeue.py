@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cluster.slurm import JobState
 
 MAX_IDLE_ATTEMPTS = 2  # in a row without progress
+MAX_SPOILT_ATTEMPTS = 5  # by nodes, in a row without progress: then it is not the nodes
 LEAVING_S = 60  # an allocation that ends sooner is not worth another start
 
 
@@ -34,6 +35,9 @@ POLICY: Mapping[str, Rule] = {
     "node failure": Rule("leave", counts=False),  # Slurm requeues
     "requeued": Rule("leave", counts=False),  # Slurm does
     "bad node": Rule("requeue", counts=False),  # the node's fault, which the next job does without
+    "launch": Rule("requeue", counts=False),  # Slurm could not start the ranks
+    "unfit node": Rule("requeue", counts=False),  # a node lacks what the run had elsewhere
+    "srun killed": Rule("restart"),
     "lost": Rule("leave", counts=False),  # an attempt whose supervisor died
     "killed": Rule("restart"),
     "hang": Rule("restart"),
@@ -45,6 +49,9 @@ POLICY: Mapping[str, Rule] = {
     "disk": Rule("restart", has_budget=True),
     "unknown": Rule("restart", has_budget=True),
 }
+
+OVER_CAUSES = frozenset(("finished", "usage", "user cancel"))
+NODES_FAULT = frozenset(("bad node", "launch", "unfit node"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,51 +70,53 @@ class Decision:
     why: str = ""
 
 
-def decide(
+def wish(
     history: Sequence[Past],
     *,
-    maybe_job: JobState | None,
-    is_on_slurm: bool,
     max_failures: int,
     overrides: Mapping[str, str],
     maybe_mark: Mapping[str, object] | None,
     stop_signal: str,
 ) -> Decision:
-    """What to do after the last attempt of a history.
+    """What the policy wants after the last attempt of a history, as far as Slurm allows it: see settle().
 
-    maybe_job: what squeue says now; None when Slurm no longer knows the job, or without Slurm.
     overrides: cause -> action, from the spec's requeue.policy.
     maybe_mark: the contents of stop.json, which the user left.
     stop_signal: what the supervisor was sent, such as SIGTERM; empty when nothing came.
     """
     cause = history[-1].cause
-    if maybe_mark is not None and cause not in ("finished", "usage", "user cancel"):
-        action = "requeue" if maybe_mark.get("requeue") else "leave"
-        return ask_slurm(Decision(action, "cluster.stop"), maybe_job, is_on_slurm)
+    if maybe_mark is not None and cause not in OVER_CAUSES:
+        return Decision("requeue" if maybe_mark.get("requeue") else "leave", "cluster.stop")
     rule = POLICY[cause]
     action = overrides.get(cause, rule.action)
     if action in ("leave", "stop"):
         return Decision(action)
-    num_failures = failures_since_progress(history)
-    if rule.has_budget and num_failures > max_failures:
-        return Decision(
-            "stop", f"{num_failures} failures since the last progress, requeue.max_failures is {max_failures}"
-        )
-    if idle_attempts(history) >= MAX_IDLE_ATTEMPTS:
-        step = history[-1].checkpoint_step
-        return Decision(
-            "stop", f"no progress in {idle_attempts(history)} attempts: the newest checkpoint is still of step {step}"
-        )
-    wanted = Decision(action)
+    why_not = why_not_again(history, max_failures)
+    if why_not:
+        return Decision("stop", why_not)
     if action == "restart" and stop_signal:  # TERM may be a preemption in which no rank lived to save
-        wanted = Decision("leave" if stop_signal == "SIGINT" else "requeue", f"{stop_signal} came")
-    return ask_slurm(wanted, maybe_job, is_on_slurm)
+        return Decision("leave" if stop_signal == "SIGINT" else "requeue", f"{stop_signal} came")
+    return Decision(action)
 
 
-def ask_slurm(wanted: Decision, maybe_job: JobState | None, is_on_slurm: bool) -> Decision:
-    """What remains of a wish once Slurm's state of the job is known."""
-    if wanted.action == "leave" or not is_on_slurm:
-        return wanted if wanted.action != "requeue" else Decision("leave", "there is no queue on this machine")
+def why_not_again(history: Sequence[Past], max_failures: int) -> str:
+    """Why a run that is not over is given up; empty while it may go on."""
+    num_failures = failures_since_progress(history)
+    if POLICY[history[-1].cause].has_budget and num_failures > max_failures:
+        return f"{num_failures} failures since the last progress, requeue.max_failures is {max_failures}"
+    step = history[-1].checkpoint_step
+    if (idle := idle_attempts(history)) >= MAX_IDLE_ATTEMPTS:
+        return f"no progress in {idle} attempts: the newest checkpoint is still of step {step}"
+    if (spoilt := spoilt_attempts(history)) >= MAX_SPOILT_ATTEMPTS:
+        return f"{spoilt} attempts in a row were spoilt by nodes: the newest checkpoint is still of step {step}"
+    return ""
+
+
+def settle(wanted: Decision, maybe_job: JobState | None) -> Decision:
+    """What remains of a wish once Slurm has said where the job is.
+
+    maybe_job: None when Slurm no longer knows the job.
+    """
     if maybe_job is None:
         return Decision("leave", "Slurm no longer knows the job")
     is_timed_out = maybe_job.state == "COMPLETING" and maybe_job.reason == "TimeLimit"
@@ -119,6 +128,21 @@ def ask_slurm(wanted: Decision, maybe_job: JobState | None, is_on_slurm: bool) -
     return wanted
 
 
+def without_queue(wanted: Decision) -> Decision:
+    """What remains of a wish on one machine."""
+    return Decision("leave", "there is no queue on this machine") if wanted.action == "requeue" else wanted
+
+
+def unasked(wanted: Decision, refusal: str, *, is_asked_to_stop: bool) -> Decision:
+    """What remains of a wish when Slurm does not say where the job is: nothing is requeued unasked.
+
+    A requeue would revive a job that its user has cancelled.  refusal: Slurm's words, or what there is of them.
+    """
+    if wanted.action == "restart" and not is_asked_to_stop:
+        return Decision("restart", f"Slurm was not asked: {refusal}")
+    return Decision("leave", f"whether the job goes on is not known: {refusal}")
+
+
 def is_over(decision: Decision, cause: str, maybe_mark: Mapping[str, object] | None) -> bool:
     """Whether a run does not go on by itself, whoever may be waiting behind this job.
 
@@ -126,7 +150,7 @@ def is_over(decision: Decision, cause: str, maybe_mark: Mapping[str, object] | N
     """
     if decision.action in ("restart", "requeue"):
         return False
-    if decision.action == "stop" or cause in ("finished", "usage", "user cancel"):
+    if decision.action == "stop" or cause in OVER_CAUSES:
         return True
     return cause == "stopped" if maybe_mark is None else not maybe_mark.get("requeue")
 
@@ -153,6 +177,16 @@ def idle_attempts(history: Sequence[Past]) -> int:
         if made_progress(history, place):
             break
         count += POLICY[history[place].cause].counts
+    return count
+
+
+def spoilt_attempts(history: Sequence[Past]) -> int:
+    """Attempts without progress at the end of a history which nodes have spoilt; other ends between them pass."""
+    count = 0
+    for place in reversed(range(len(history))):
+        if made_progress(history, place):
+            break
+        count += history[place].cause in NODES_FAULT
     return count
 
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import slurm
-from cluster.owner import last_submission, maybe_owner
+from cluster.clusters import cluster_name
+from cluster.owner import (
+    last_submission,
+    maybe_owner,
+    other_cluster,
+    refuse_unwritable,
+)
+from cluster.run_state import is_over_by_folder
 from cluster.runs import RunFolder, UsageError, manifest_steps, sync_folder, write_atomic
 from cluster.spec import JobSpec, SourcedSpec, changed_keys, dump_spec, faults_allowed, load_spec, read_spec
 
@@ -33,8 +40,12 @@ class Resumption:
     commit: Callable[[], None]  # puts the changed spec into the run folder
 
 
-def prepare_resumption(run: RunFolder, overrides: Sequence[str], environ: Mapping[str, str]) -> Resumption:
+def prepare_resumption(
+    run: RunFolder, overrides: Sequence[str], environ: Mapping[str, str], *, force: bool = False
+) -> Resumption:
     """Check that a run may go on with these changes; writes nothing until commit() is called.
+
+    force: whether it may though its job is of another cluster, and could come back there.
 
     Raises ResumeError: it is cancelled, a job of it is alive, or a key is fixed.  Raises SpecError: a value is wrong.
     """
@@ -48,7 +59,9 @@ def prepare_resumption(run: RunFolder, overrides: Sequence[str], environ: Mappin
     is_longer = "train.epochs" in changed
     is_done = run.summary.exists() and not is_longer
     if not is_done:
-        check_nobody_runs(run, environ)
+        refuse_unwritable(run)
+        if not is_free_of_other_cluster(run, environ, force=force):
+            check_nobody_runs(run, environ)
         check_not_pruned(run)
     return Resumption(run, sourced, is_done, lambda: commit(run, spec, changed))
 
@@ -73,13 +86,29 @@ def check_changes(old: JobSpec, spec: JobSpec, changed: Sequence[str], run: RunF
         raise ResumeError(f"train.epochs: the run ended by train.max_steps={limit}, which is fixed")
 
 
+def is_free_of_other_cluster(run: RunFolder, environ: Mapping[str, str], *, force: bool) -> bool:
+    """Whether a run's job is of another cluster, which cannot be asked from here, and will not come back there.
+
+    Raises ResumeError: it may.  force: go on all the same.
+    """
+    job_id, cluster = other_cluster(run, environ)
+    if cluster and not force and not is_over_by_folder(run):
+        its_job = f"its job {job_id}" if job_id else "its job"
+        raise ResumeError(
+            f"{run.path}: {its_job} is of cluster {cluster}, and this machine's is {cluster_name(environ)}: ask there, "
+            "or end it there by cluster.stop first; --force goes on here, for a cluster that is gone for good"
+        )
+    return bool(cluster)
+
+
 def check_nobody_runs(run: RunFolder, environ: Mapping[str, str]) -> None:
     """Raises ResumeError: a job of this run is queued or running, or Slurm did not say."""
     try:
         owner = maybe_owner(run, environ)
     except slurm.SlurmError as error:
-        job_id = last_submission(run)["job_id"]
-        raise ResumeError(f"Slurm did not say whether job {job_id} of this run is alive: {error}") from None
+        job_id = last_submission(run).get("job_id", "")
+        its_job = f"job {job_id}" if job_id else "the job"
+        raise ResumeError(f"Slurm did not say whether {its_job} of this run is alive: {error}") from None
     if owner is None:
         return
     if owner.maybe_pid is not None:

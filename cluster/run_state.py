@@ -7,11 +7,11 @@ to tell, and what it tells may be old.
 import contextlib
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.early_end import early_end
-from cluster.facts import Facts, beat_age_s
-from cluster.owner import maybe_process
+from cluster.facts import Facts, Submission, beat_age_s, read_facts
+from cluster.owner import LOCAL_ROUTES, is_cut_short, maybe_process
 from cluster.progress import age
 from cluster.queue import QueueJob
 from cluster.reasons import explain
@@ -21,6 +21,7 @@ LIVE = frozenset(("pending", "starting", "training", "saving", "requeued"))
 BAD = frozenset(("failed", "cancelled"))
 PHASES = {"saving": "saving", "starting": "starting"}  # of a heartbeat; any other is training
 SILENT_S = 60.0  # a heartbeat comes every 5 s
+UNSEEN = "Slurm shows this user no job of it; as the run folder says"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,14 @@ def maybe_alive(facts: Facts) -> bool | None:
     return None if host not in ("", socket.gethostname()) else False
 
 
-def belongs(job: QueueJob, run: RunFolder) -> bool:
+def belongs(job: QueueJob, submission: Submission, run: RunFolder) -> bool:
     """Whether a job of this id is the run's, and not one of another cluster or of a time when ids began anew.
 
-    Every script that we submit lies in the run folder; by raw sbatch the run id is the job id, or begins a chain.
+    Every script that we submit lies in the run folder; any other job has told its script, but for those of older
+    releases, whose run id is the job id.
     """
+    if submission.command:
+        return job.command == submission.command
     return run.run_id in job.command or run.run_id.isdigit()
 
 
@@ -77,14 +81,27 @@ def judge(facts: Facts, queue: Mapping[str, QueueJob] | None, ends: Mapping[str,
         return judge_alive(facts, alive)
     if queue is None:
         return judge_by_folder(facts)
+    if facts.is_anothers and not jobs and not any(job_id in ends for job_id in facts.job_ids):
+        return noted(judge_by_folder(facts), UNSEEN)
     return judge_ended(facts, jobs, ends)
+
+
+def noted(state: RunState, note: str) -> RunState:
+    """A state with something that has to be known of it; one that is over stands for itself."""
+    if state.is_over:
+        return state
+    return replace(state, because=f"{state.because}; {note}" if state.because else note)
 
 
 def jobs_of(facts: Facts, queue: Mapping[str, QueueJob]) -> list[QueueJob]:
     """A run's jobs in the queue, oldest first; of a submission that was cut short, those whose script is the run's."""
     if not facts.job_ids:
         return [job for job in queue.values() if facts.run.run_id in job.command]
-    return [queue[job_id] for job_id in facts.job_ids if job_id in queue and belongs(queue[job_id], facts.run)]
+    return [
+        queue[one.job_id]
+        for one in facts.submissions
+        if one.route not in LOCAL_ROUTES and one.job_id in queue and belongs(queue[one.job_id], one, facts.run)
+    ]
 
 
 def judge_alive(facts: Facts, alive: Sequence[QueueJob]) -> RunState:
@@ -203,6 +220,11 @@ def judge_by_folder(facts: Facts) -> RunState:
     if facts.beat.get("attempt") != facts.attempt:
         return RunState("starting", job_id=job_id)
     return RunState(phase_of(facts), silence(facts), job_id=job_id)
+
+
+def is_over_by_folder(run: RunFolder) -> bool:
+    """Whether the run folder itself tells that no job of the run comes back, whichever cluster had it."""
+    return not is_cut_short(run) and judge_by_folder(read_facts(run)).is_over
 
 
 def judge_ended(facts: Facts, jobs: Sequence[QueueJob], ends: Mapping[str, str]) -> RunState:

@@ -248,6 +248,13 @@ class RunFolder:
         form = {"format_version": FORMAT_VERSION, "release": RELEASE} if event == "submitted" else {}
         append_line(self.events, {**head, **fields, **form})
 
+    def note_event(self, event: str, *, attempt: int, job_id: str, **fields: Any) -> None:  # noqa: ANN401
+        """append_event() where what comes next must not fail with a full disk: then the log has the event."""
+        try:
+            self.append_event(event, attempt=attempt, job_id=job_id, **fields)
+        except OSError as error:
+            logging.getLogger("run").error("event %s not written (%s): %s", event, error.strerror, json.dumps(fields))
+
     def read_events(self) -> list[dict[str, Any]]:
         """All events, oldest first."""
         return list(read_lines(self.events))

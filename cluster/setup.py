@@ -38,6 +38,14 @@ def preamble(env: Mapping[str, str], setup: Sequence[str], recorder: Sequence[st
     return ("set -e", *exports, *guard(len(setup), recorder), *setup, "trap - DEBUG ERR EXIT")
 
 
+def ended_by(words: str) -> str:
+    """A shell command that says something and ends the job, or gives it to another node: see node_check.sh.
+
+    words: quoted for the shell.
+    """
+    return f"{{ echo {words} >&2; ! declare -F unfit > /dev/null || unfit {words}; exit {EXIT_USAGE}; }}"
+
+
 def guard(num_lines: int, recorder: Sequence[str]) -> tuple[str, ...]:
     """Shell lines after which the next ones are setup's: whatever ends the shell there is named, `exit 0` as well.
 
@@ -50,9 +58,8 @@ def guard(num_lines: int, recorder: Sequence[str]) -> tuple[str, ...]:
         '  mapfile -t setup_text <<< "${BASH_EXECUTION_STRING-$(<"$0")}"',
         "  local code=$1 number=$((setup_line - setup_begin)) text=${setup_text[setup_line - 1]} hint=",
         f"  [[ $code != 127 || $text != *module* ]] || hint={shlex.quote(NO_MODULE)}",
-        f'  echo "setup: line $number of {num_lines} ($text) ended with exit code $code$hint" >&2',
         f'  {shlex.join(recorder)} "$number" "$code" "$text" 2> /dev/null || :',
-        f"  exit {EXIT_USAGE}",
+        "  " + ended_by(f'"setup: line $number of {num_lines} ($text) ended with exit code $code$hint"'),
         "}",
         "setup_begin=$((LINENO + 2)) setup_line=$((LINENO + 2))",
         "trap '((LINENO > setup_begin)) && setup_line=$LINENO' DEBUG ERR",

@@ -8,12 +8,16 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+
+from cluster.runs import utc_text
 
 ANSWER_S = 30.0  # a controller that hangs answers after slurm.conf's MessageTimeout, 10 s by default
 TEST_ONLY_S = 15.0
 
-# PREEMPTED is a job under PreemptMode=CANCEL: a requeued job shows as PENDING.
+# PREEMPTED is a job under PreemptMode=CANCEL: a requeued job shows as PENDING.  REVOKED is no end: in a federation the
+# job lives on, on a sibling cluster; squeue(1), "JOB STATE CODES".
 ENDED_STATES = frozenset(
     (
         "BOOT_FAIL",
@@ -24,21 +28,52 @@ ENDED_STATES = frozenset(
         "NODE_FAIL",
         "OUT_OF_MEMORY",
         "PREEMPTED",
-        "REVOKED",
         "TIMEOUT",
     )
 )
 
+# What a user's profile may hold for Slurm's commands; it would hide jobs that are asked for, or widen an order.
+USERS_OPTIONS = re.compile(r"(SQUEUE|SINFO|SCONTROL|SCANCEL|SACCT)_")
 
-# Of a controller that is away, busy or restarting; the text after a refusal is Slurm's reason.
-UNREACHED = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|no answer within|Unexpected message received"
-    r"|Zero Bytes were transmitted"
-)
+# Without these a job in a hidden partition is in no list, a waiting member of an array is told on one line with
+# others, and times take the form of the user's choice.  "ENVIRONMENT VARIABLES" of squeue(1), sinfo(1), scontrol(1).
+QUESTIONS: Mapping[str, Mapping[str, str]] = {
+    "squeue": {"SQUEUE_ALL": "1", "SQUEUE_ARRAY": "1", "SLURM_TIME_FORMAT": "standard"},
+    "sinfo": {"SINFO_ALL": "1", "SLURM_TIME_FORMAT": "standard"},
+    "scontrol": {"SCONTROL_ALL": "1", "SLURM_TIME_FORMAT": "standard"},
+}
+
+FIELD_END = "\x1f"  # between the fields of a squeue that is asked for paths, which may hold anything printable
+
+# Slurm's last words on a question or an order: to ask again would change nothing.  All else may pass: a controller that
+# restarts or stands by, a munged that is down, a prolog that still runs, words of a later release.
+# Source: slurm_errno.c, Slurm 22.05 to 25.11.
+FINAL_WORDS = (
+    # the command itself
+    "is not on path", "cannot be started", "unrecognized option", "invalid option", "requires an argument",
+    "doesn't allow an argument",
+    # who asks
+    "access/permission denied", "access denied", "invalid user id", "invalid group id", "group not permitted",
+    # the job that it is about
+    "invalid job id", "already completing or completed", "job has already", "job is not", "no longer pending execution",
+    # what is asked for
+    "operation is presently disabled", "operation not supported", "invalid account", "invalid qos", "invalid partition",
+    "no partition specified", "invalid node name", "invalid feature", "invalid generic resource", "invalid gres",
+    "invalid trackable resource", "invalid license", "invalid time", "invalid wckey", "invalid job array",
+    "invalid dependency", "invalid --", "specification invalid", "specification can not be satisfied", "is not a valid",
+    "more processors requested than permitted", "requested node configuration is not available",
+    "requested nodes not in this partition", "memory required by task is not available", "requested time limit",
+    "requested reservation is invalid", "requested more tasks than available", "insufficient gres",
+    "job dependency problem", "violates accounting/qos policy", "time limit specification required",
+)  # fmt: skip
 
 
 class SlurmError(RuntimeError):
     """A Slurm command failed, or Slurm did not answer."""
+
+
+class StrangerError(SlurmError):
+    """Slurm's job of that id is not the run's, or there is none; asked again it would say the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +100,11 @@ def call(
 
     Raises SlurmError: it is not installed, failed, or gave no answer in time.
     """
-    # SQUEUE_PARTITION, SQUEUE_USERS and their like in a user's profile would hide jobs that we ask for by id.
-    kept = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
+    kept = {name: value for name, value in environ.items() if not USERS_OPTIONS.match(name)}
     try:
         done = subprocess.run(
             argv,
-            env=kept,
+            env={**kept, **QUESTIONS.get(argv[0], {})},
             input=maybe_input,
             capture_output=True,
             encoding="utf-8",
@@ -89,9 +123,10 @@ def call(
     return done
 
 
-def is_unreached(error: SlurmError) -> bool:
-    """Whether Slurm did not answer, as against a refusal; what was asked for may have been done all the same."""
-    return UNREACHED.search(str(error)) is not None
+def is_final(error: SlurmError) -> bool:
+    """Whether Slurm, or the lack of it here, has refused for good; else it may do later what it was asked for."""
+    words = str(error).lower()
+    return isinstance(error, StrangerError) or any(final in words for final in FINAL_WORDS)
 
 
 def literal_path(path: Path) -> str:
@@ -105,21 +140,42 @@ def in_directive(value: str | int | bool) -> str | int | bool:
 
 
 def maybe_job_state(job_id: str, environ: Mapping[str, str]) -> JobState | None:
-    """The job's line of squeue; None when Slurm answered and no longer knows the job.
+    """What squeue says of a job; None when Slurm answered and no longer knows it.
 
     Raises SlurmError: no answer, which says nothing about the job.
     """
+    return job_states([job_id], environ).get(job_id)
+
+
+def job_states(job_ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+    """What squeue says of each job that Slurm still knows, in one question.
+
+    job_ids: of an array member ARRAY_TASK, or the number that Slurm gives it besides, which may be the array's own.
+
+    Raises SlurmError: no answer.
+    """
+    if not job_ids:
+        return {}
+    asked = ["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", "%i|%A|%T|%r|%N|%L"]
     try:
-        answer = run(["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T|%r|%N|%L"], environ)
+        answer = run(asked, environ)
     except SlurmError as error:
-        if "Invalid job id specified" in str(error):
-            return None
+        if "Invalid job id specified" in str(error):  # of a single id; of several it leaves out what it has forgotten
+            return {}
         raise
-    found = [line.split("|") for line in answer.splitlines() if line.count("|") == 3]
-    if not found:
-        return None
-    state, reason, nodes, left = found[0]
-    return JobState(state, reason, nodes, maybe_seconds(left))
+    found: dict[str, JobState] = {}
+    for line in answer.splitlines():
+        if line.count("|") == 5:  # squeue lists all members when it is asked for an array's own id
+            shown, number, state, reason, nodes, left = line.split("|")
+            for job_id in {shown, number}.intersection(job_ids):
+                add_state(found, job_id, JobState(state, reason, nodes, maybe_seconds(left)))
+    return found
+
+
+def add_state(found: dict[str, JobState], job_id: str, job: JobState) -> None:
+    """Enter a job, which a federation may list on each of its clusters: the one where it lives counts."""
+    if job_id not in found or found[job_id].state == "REVOKED":
+        found[job_id] = job
 
 
 def maybe_seconds(text: str) -> int | None:
@@ -131,34 +187,30 @@ def maybe_seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def job_states(job_ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """What squeue says of each job that Slurm still knows, in one question.
+def maybe_moment(text: str) -> str | None:
+    """A local time as Slurm shows it, in UTC; None for N/A, Unknown and their like."""
+    try:
+        return utc_text(datetime.fromisoformat(text))
+    except ValueError:
+        return None
+
+
+def jobs_of(folder: Path, environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> dict[str, str]:
+    """This user's jobs whose script or log lies in a run folder: job id -> state, oldest first.
+
+    Both are part of a job from the moment that Slurm takes it, and a run folder belongs to one run.
 
     Raises SlurmError: no answer.
     """
-    if len(job_ids) < 2:
-        found = {job_id: maybe_job_state(job_id, environ) for job_id in job_ids}
-        return {job_id: state for job_id, state in found.items() if state is not None}
-    # Of several jobs squeue leaves out those that it has forgotten.
-    answer = run(["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", "%A|%T|%r|%N|%L"], environ)
-    lines = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]
-    return {job_id: JobState(state, reason, nodes, maybe_seconds(left)) for job_id, state, reason, nodes, left in lines}
+    fields = ",".join(f"{name}:{FIELD_END}" for name in ("JobArrayID", "State", "StdOut", "Command"))
+    answer = run(["squeue", "-h", "--me", "-t", "all", "-S", "i", "-O", fields], environ, timeout_s=timeout_s)
+    jobs = [[text.strip() for text in line.split(FIELD_END)] for line in answer.splitlines()]
+    return {job[0]: job[1] for job in jobs if len(job) == 5 and any(lies_in(folder, path) for path in job[2:4])}
 
 
-def jobs_that_log_to(folder: Path, environ: Mapping[str, str], *, timeout_s: float = ANSWER_S) -> dict[str, str]:
-    """This user's jobs whose standard output goes into a folder: job id -> state, oldest first.
-
-    The log's path is part of a job from the moment that Slurm takes it, and a run folder belongs to one run.
-
-    Raises SlurmError: no answer.
-    """
-    answer = run(
-        ["squeue", "-h", "--me", "-t", "all", "-S", "i", "-O", "JobID:20,State:20,StdOut:4200"],
-        environ,
-        timeout_s=timeout_s,
-    )
-    lines = [line.split(maxsplit=2) for line in answer.splitlines()]
-    return {line[0]: line[1] for line in lines if len(line) == 3 and line[2].startswith(f"{folder}/")}
+def lies_in(folder: Path, shown: str) -> bool:
+    """Whether a path, as Slurm shows it, is inside a folder; squeue shows a log's path as sbatch was given it."""
+    return shown.startswith((f"{folder}/", f"{literal_path(folder)}/"))
 
 
 def has_ended(job: JobState | None) -> bool:
@@ -178,20 +230,6 @@ def kill_wait_s(environ: Mapping[str, str]) -> float:
 def maybe_time_limit_s(job_id: str, environ: Mapping[str, str]) -> int | None:
     """A job's time limit in seconds; None when it has none."""
     return maybe_seconds(run(["squeue", "-h", "-j", job_id, "-o", "%l"], environ).strip())
-
-
-def requeue(job_id: str, environ: Mapping[str, str]) -> None:
-    """Put a running job back into the queue; a job that waits there already is left as it is.
-
-    job_id: of an array member as ARRAY_TASK: the array's own id would requeue all members.
-
-    Raises SlurmError: Slurm refused or did not answer.
-    """
-    try:
-        run(["scontrol", "requeue", job_id], environ)
-    except SlurmError as error:
-        if "pending execution" not in str(error):
-            raise
 
 
 def submit(words: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -248,7 +286,7 @@ def forecast(script: str, environ: Mapping[str, str]) -> Forecast:
     try:
         said = call(["sbatch", "--test-only"], environ, timeout_s=TEST_ONLY_S, maybe_input=script).stderr
     except SlurmError as error:
-        if is_unreached(error) or "exit code" not in str(error):
+        if not is_final(error) or "exit code" not in str(error):
             raise
         return Forecast(None, "", str(error).partition(": exit code ")[2].partition(": ")[2])
     match = re.search(r"^sbatch: (Job \d+ to start at (\S+) using .* on nodes (\S+).*)$", said, re.MULTILINE)
@@ -288,22 +326,6 @@ def job_terms(job_id: str, environ: Mapping[str, str]) -> JobTerms:
         is_batch=re.search(r" BatchFlag=[1-9]", shown) is not None,  # counts the starts: 2 after a requeue
         excluded=excluded[1] if excluded and excluded[1] != "(null)" else "",
     )
-
-
-def update_job(job_id: str, change: str, environ: Mapping[str, str]) -> None:
-    """Change one property of a job: `Requeue=0`, `ExcNodeList=n1` (of a pending job only).
-
-    Raises SlurmError: Slurm refused or did not answer.
-    """
-    run(["scontrol", "update", f"JobId={job_id}", change], environ)
-
-
-def cancel_pending(job_ids: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Take jobs out of the queue; those that have started or ended stay as they are.
-
-    Raises SlurmError: Slurm refused or did not answer.
-    """
-    run(["scancel", "--state=PENDING", *job_ids], environ)
 
 
 def maybe_error_path(job_id: str, environ: Mapping[str, str]) -> Path | None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from cluster import slurm
+from cluster.identity import find_shown, is_own, run_job
 from cluster.queue import ANSWER_S, word_of
 from cluster.runs import RunFolder
 
@@ -18,17 +19,21 @@ STEPD = re.compile(r"slurmstepd\S*: error: (?:\*\*\* )?(.*?)(?:, SEE SLURMCTLD L
 
 def slurm_word(job_id: str, run: RunFolder, environ: Mapping[str, str]) -> str:
     """One line; it says so when nobody knows the job any more."""
-    told = by_controller(job_id, environ) or by_accounting(job_id, environ) or f"job {job_id} is no longer known"
+    told = by_controller(job_id, run, environ) or by_accounting(job_id, environ) or f"job {job_id} is no longer known"
     spoken = by_log(job_id, run)
     return f"{told}; its log: {spoken}" if spoken else told
 
 
-def by_controller(job_id: str, environ: Mapping[str, str]) -> str:
-    """What scontrol says; empty when it does not know the job or does not answer."""
+def by_controller(job_id: str, run: RunFolder, environ: Mapping[str, str]) -> str:
+    """What scontrol says; empty when it does not know the job, has given its id to another, or does not answer."""
     try:
-        shown = dict(FIELD.findall(slurm.run(["scontrol", "show", "job", job_id], environ, timeout_s=ANSWER_S)))
+        answer = slurm.run(["scontrol", "show", "job", job_id], environ, timeout_s=ANSWER_S)
     except slurm.SlurmError:
         return ""
+    found = find_shown(answer, job_id)
+    if found is None or not is_own(found, run_job(run, job_id)):
+        return ""
+    shown = dict(FIELD.findall(answer))
     reason = f" ({shown['Reason']})" if shown.get("Reason", "None") != "None" else ""
     return f"job {job_id} is {shown.get('JobState')}{reason}, exit code {shown.get('ExitCode')}"
 

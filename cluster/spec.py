@@ -214,7 +214,7 @@ class CheckpointSpec(_Section):
 
 
 Cause = Literal[
-    "preempted", "time limit", "killed", "hang", "connection", "port",
+    "preempted", "time limit", "killed", "hang", "connection", "port", "launch", "unfit node", "srun killed",
     "out of memory", "exception", "nan", "disk", "unknown",
 ]  # fmt: skip
 

@@ -4,7 +4,8 @@
 
 RUN is a run folder, run id, run name (its newest) or job id.  The mark stop.json comes first: whatever the job does
 from then on, it does not come back by itself.  With --requeue it does, from the end of the queue.
-Exit codes: 0 asked to stop; 1 nothing to stop; 2 usage or no such run; 4 Slurm was not reached.
+Exit codes: 0 asked to stop; 1 nothing to stop; 2 usage, no such run, or its job is of another cluster; 4 Slurm was not
+reached.
 Source: scancel(1), Slurm 22.05: a signal goes to all job steps, but not to the batch shell.
 """
 
@@ -17,13 +18,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from cluster import slurm
+from cluster import orders, slurm
 from cluster.early_signals import STOP_SIGNAL
+from cluster.identity import RunJob, maybe_own_state, run_job
 from cluster.index import find_run
-from cluster.owner import Answer, Owner, maybe_owner, nobody, tell
+from cluster.owner import Answer, Owner, maybe_owner, nobody, refuse_elsewhere, refuse_unwritable, tell, unanswered
 from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, sync_folder, utc_now, write_json
 
-SIGNALLED_STATES = ("RUNNING", "SUSPENDED")
 RANKS_S = 60.0  # how long a job that has just begun may take to start its ranks
 LOOK_S = 1.0
 
@@ -52,12 +53,14 @@ def stop(run: RunFolder, environ: Mapping[str, str], *, requeue: bool) -> Answer
 
     requeue: the job is to go on from the end of the queue.
 
-    Raises StopError: there is no queue.
+    Raises StopError: there is no queue.  Raises UsageError: it cannot be stopped from here, or not by this user.
     """
+    refuse_elsewhere(run, environ)
+    refuse_unwritable(run)
     try:
         owner = maybe_owner(run, environ)
     except slurm.SlurmError as error:
-        return Answer("none", f"Slurm was not reached, and nothing was changed: {error}", EXIT_UNREACHED)
+        return Answer("none", f"nothing was changed: {unanswered(error)}", EXIT_UNREACHED)
     if owner is None or run.summary.exists():
         return nobody(run, "stop")
     if owner.maybe_pid is not None and requeue:
@@ -83,14 +86,17 @@ def ask(run: RunFolder, owner: Owner, environ: Mapping[str, str]) -> Answer:
         to_go_on = "then the job goes back into the queue"
     if owner.maybe_pid is not None:
         return ask_process(run, owner, to_go_on)
-    job_id = owner.job_id
+    job_id, job = owner.job_id, run_job(run, owner.job_id)
     if owner.behind and not run.read_json(run.stop_mark).get("requeue"):
-        slurm.cancel_pending(owner.behind[::-1], environ)  # the last first: none is to start
-    if owner.state == "PENDING" and left_the_queue(job_id, environ):
+        behind = [run_job(run, waiting) for waiting in owner.behind[::-1]]  # the last first: none is to start
+        orders.cancel(behind, environ, only_pending=True)
+    if owner.state == "PENDING" and left_the_queue(job, environ):
         return Answer("dequeued", f"job {job_id} was taken out of the queue; {to_go_on}", 0, job_id)
-    if owner.state in (*SIGNALLED_STATES, "PENDING") and signal_ranks(job_id, environ):
+    if owner.state in ("RUNNING", "PENDING") and signal_ranks(job, environ):
         return Answer("signalled", f"job {job_id} was asked to save and leave; {to_go_on}", 0, job_id)
-    return Answer("marked", f"job {job_id} leaves by itself, by the mark {run.stop_mark.name}; {to_go_on}", 0, job_id)
+    # No signal reaches the ranks of a suspended job, and scancel waits for them in vain (22.05).
+    when = "is suspended, and leaves as soon as it goes on" if owner.state == "SUSPENDED" else "leaves by itself"
+    return Answer("marked", f"job {job_id} {when}, by the mark {run.stop_mark.name}; {to_go_on}", 0, job_id)
 
 
 def ask_process(run: RunFolder, owner: Owner, to_go_on: str) -> Answer:
@@ -105,24 +111,24 @@ def ask_process(run: RunFolder, owner: Owner, to_go_on: str) -> Answer:
     return Answer("signalled", f"process {owner.maybe_pid} was asked to save and leave; {to_go_on}", 0, owner.job_id)
 
 
-def left_the_queue(job_id: str, environ: Mapping[str, str]) -> bool:
+def left_the_queue(job: RunJob, environ: Mapping[str, str]) -> bool:
     """Take a job out of the queue, unless Slurm has started it meanwhile; returns whether it is out."""
-    slurm.cancel_pending([job_id], environ)
-    return slurm.has_ended(slurm.maybe_job_state(job_id, environ))
+    orders.cancel([job], environ, only_pending=True)
+    return slurm.has_ended(maybe_own_state(job, environ))
 
 
-def signal_ranks(job_id: str, environ: Mapping[str, str]) -> bool:
+def signal_ranks(job: RunJob, environ: Mapping[str, str]) -> bool:
     """Signal the ranks as Slurm does before a time limit; returns False when the job leaves without.
 
     A signal reaches only the ranks that are there, so this waits for those of a job that has just begun.
     """
     end = time.monotonic() + RANKS_S
-    while not has_ranks(job_id, environ) and time.monotonic() < end:
-        job = slurm.maybe_job_state(job_id, environ)
-        if job is None or job.state not in SIGNALLED_STATES:
+    while not has_ranks(job.job_id, environ) and time.monotonic() < end:
+        state = maybe_own_state(job, environ)
+        if state is None or state.state != "RUNNING":
             return False
         time.sleep(LOOK_S)
-    slurm.run(["scancel", f"--signal={STOP_SIGNAL}", job_id], environ)
+    orders.signal_ranks(job, STOP_SIGNAL, environ)
     return True
 
 

@@ -118,7 +118,7 @@ def is_unknown(words: str) -> bool:
 def maybe_taken(run: RunFolder, environ: Mapping[str, str], *, timeout_s: float) -> str | None:
     """The job that Slurm took although its answer was lost; None when it has none, or does not say."""
     try:
-        found = slurm.jobs_that_log_to(run.logs, environ, timeout_s=timeout_s)
+        found = slurm.jobs_of(run.path, environ, timeout_s=timeout_s)
     except slurm.SlurmError:
         return None
     alive = [job_id for job_id, state in found.items() if state not in slurm.ENDED_STATES]
@@ -134,7 +134,7 @@ def refusal(words: str, run: RunFolder, undo: Callable[[], None], flags: Mapping
     if is_unknown(words):
         return SubmissionError(
             f"{words}\nSlurm may have taken the job all the same. To find out: "
-            f"squeue --me -t all -o '%i %T %o' | grep {run.run_id}\n"
+            f"squeue -a --me -t all -o '%i %T %o' | grep {run.run_id}\n"
             f"To go on, without a second job if there is one: "
             f"python -m cluster.submit --resume {shlex.quote(str(run.path))}",
             EXIT_UNREACHED,

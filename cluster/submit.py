@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import index, keep, preflight, slurm
+from cluster.clusters import cluster_name
 from cluster.environment import clean_environment
 from cluster.plan import LaunchPlan, make_plan, python_at
 from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id
@@ -90,7 +91,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, id, name or job id")
     parser.add_argument("--rerun", metavar="RUN", help="a new run with the spec and the code of another one")
     parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
-    parser.add_argument("--force", action="store_true", help="submit what the cluster, as it is, can't run")
+    force = "submit what the cluster, as it is, can't run; resume a run whose job is of another cluster"
+    parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a spec, for editors")
     parser.add_argument("--wait", action="store_true", help="return when the run has ended, with its result")
@@ -169,7 +171,8 @@ def maybe_request(args: argparse.Namespace, environ: Mapping[str, str]) -> Reque
         return Request(run, sourced, lambda: removal_of(run), maybe_source=source)
     from cluster.resume import prepare_resumption
 
-    resumption = prepare_resumption(index.find_run(args.resume, environ), args.overrides, environ)
+    found = index.find_run(args.resume, environ)
+    resumption = prepare_resumption(found, args.overrides, environ, force=args.force)
     run = resumption.run
     if resumption.is_done:
         print(f"{run.path} is finished; nothing to do", file=sys.stderr)
@@ -217,16 +220,19 @@ def start(request: Request, plan: LaunchPlan, environ: Mapping[str, str], undo: 
 
     run = request.run
 
+    cluster = cluster_name(environ) if plan.cluster == "slurm" else ""
+    told = {"route": plan.cluster} | ({"cluster": cluster} if plan.cluster == "slurm" else {})
+
     def enter(job_id: str) -> None:
-        run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, route=plan.cluster)
-        index.register(run, job_id, environ, plan.cluster)
+        run.append_event("submitted", attempt=run.latest_attempt(), job_id=job_id, **told)
+        index.register(run, job_id, environ, plan.cluster, cluster)
         if plan.submit_from == "login" and plan.cluster == "slurm":
             put_in_beforehand(run, plan, job_id, environ)
 
     command = list(plan.supervisor) if plan.cluster == "slurm" else ["/bin/bash", str(run.script)]
     request.commit()
-    run.append_event("submitting", attempt=run.latest_attempt(), job_id="", route=plan.cluster)
-    index.register(run, "", environ, plan.cluster)
+    run.append_event("submitting", attempt=run.latest_attempt(), job_id="", **told)
+    index.register(run, "", environ, plan.cluster, cluster)
     try:
         executor = make_executor(plan, run, enter, environ)
         # submitit prints sbatch's words as well as raising them.  Its local controller inherits that INT is ignored:

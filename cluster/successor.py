@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster import index, slurm
+from cluster.clusters import cluster_name
 from cluster.environment import clean_environment
 from cluster.owner import SUCCESSOR_ROUTE
 from cluster.plan import LaunchPlan
@@ -31,13 +32,13 @@ def submit_successor(
 
     Raises SlurmError: refused, or no answer.
     """
-    write_atomic(run.successor_script, script_text(plan))
+    write_script(run, plan)
     waits = [f"--dependency={condition}:{predecessor}", "--kill-on-invalid-dep=yes"]
     script = [str(run.successor_script), "--after", predecessor]
     job_id = slurm.submit([*waits, *sbatch_words(plan, excluded), *script], clean_environment(environ))
-    attempt = run.latest_attempt()
-    run.append_event("submitted", attempt=attempt, job_id=job_id, route=SUCCESSOR_ROUTE, predecessor=predecessor)
-    index.register(run, job_id, environ, SUCCESSOR_ROUTE)
+    told = {"route": SUCCESSOR_ROUTE, "predecessor": predecessor, "cluster": cluster_name(environ)}
+    run.note_event("submitted", attempt=run.latest_attempt(), job_id=job_id, **told)
+    index.register(run, job_id, environ, SUCCESSOR_ROUTE, told["cluster"])
     log.info("job %s waits behind job %s (%s)", job_id, predecessor, condition)
     return job_id
 
@@ -56,6 +57,13 @@ def script_text(plan: LaunchPlan) -> str:
     return "\n".join(["#!/bin/bash", *plan.shell_lines, f'begin_blocked {shlex.join(plan.supervisor)} "$@"', ""])
 
 
+def write_script(run: RunFolder, plan: LaunchPlan) -> None:
+    """Put the script into the run folder, where it is not there already: a full disk has no room for the same again."""
+    text = script_text(plan)
+    if not (run.successor_script.exists() and run.successor_script.read_text() == text):
+        write_atomic(run.successor_script, text)
+
+
 def sbatch_words(plan: LaunchPlan, excluded: str) -> list[str]:
     """The plan's flags as words of sbatch's command line.
 
@@ -72,5 +80,5 @@ def has_nodes_without(run: RunFolder, plan: LaunchPlan, excluded: str, environ: 
 
     Raises SlurmError: no answer.
     """
-    write_atomic(run.successor_script, script_text(plan))
+    write_script(run, plan)
     return slurm.would_start([*sbatch_words(plan, excluded), str(run.successor_script)], clean_environment(environ))

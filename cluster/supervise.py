@@ -9,12 +9,15 @@ signals: Slurm tells the ranks, and what they saved decides.
 
 import argparse
 import logging
+import math
 import os
 import shlex
+import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cluster import address, rank, slurm
@@ -22,16 +25,17 @@ from cluster.allocation import expand_nodelist, expand_task_list, refuse_distrib
 from cluster.chain import Chain, find_chain
 from cluster.code import packages_folder
 from cluster.comment import Comment, find_comment
+from cluster.conditions import conditions_of, has_trained
 from cluster.container import variables_inside
 from cluster.exclude import Blame
-from cluster.history import gather, note_lost_attempts, read_history, record_end
-from cluster.job import Job, find_job
+from cluster.history import Verdicts, gather
+from cluster.job import ASK_AGAIN_S, Job, find_job, insist
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
 from cluster.owner import note_submission
 from cluster.plan import LaunchPlan, read_plan
 from cluster.predecessor import maybe_exit_code_by_predecessor
 from cluster.provenance import maybe_version_at_submission, prepare_code, tell_drift
-from cluster.requeue import Decision, Past, back_off_s, decide, is_over
+from cluster.requeue import Decision, Past, back_off_s, is_over, settle, unasked, wish, without_queue
 from cluster.runs import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -44,11 +48,15 @@ from cluster.runs import (
     manifest_steps,
 )
 from cluster.signals import StopFlag, held_back
-from cluster.verdict import Verdict, judge
+from cluster.start_watch import StartWatch, is_inside_step, start_limit_s
+from cluster.verdict import Verdict, judge, judge_start
 
 log = logging.getLogger("run")
 
 POLL_S = 0.1
+MARK_LOOK_S = 5.0  # between two looks for a mark of the user's
+PASSING_S = 60.0  # in which a name may begin to resolve, or a busy controller answer, before a start has failed
+RESTART_PATIENCE_S = 30.0  # for Slurm to say that the job still runs, before the ranks start again in it
 
 
 class SuperviseError(UsageError):
@@ -123,7 +131,7 @@ def supervise(
     run.take_umask()
     job = find_job(plan, environ)
     if job.is_on_slurm:
-        note_submission(run, job.job_id, environ)
+        note_submission(run, job.own, environ)
     with find_chain(run, plan, job) as chain:
         maybe_code = maybe_exit_code_by_marks(run)
         if maybe_code is None and maybe_predecessor is not None:
@@ -146,21 +154,22 @@ def make_attempts(
     environ: Mapping[str, str],
 ) -> int:
     """Attempt after attempt in one allocation, as the policy says; returns the job's exit code."""
+    verdicts = Verdicts(run)
     while True:
         maybe_code = maybe_exit_code_by_marks(run)
         if maybe_code is not None:
             return maybe_code
-        note_lost_attempts(run)
+        verdicts.note_lost()
         comment.tell("")
         attempt, verdict = run_attempt(run, plan, stop, job, environ)
-        history = read_history(run, attempt - 1)
+        history = verdicts.read(attempt - 1)
         history.append(Past(verdict.cause, max(manifest_steps(run.checkpoints), default=0)))
         blame = chain.blame(attempt, verdict)
         history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
         run.check_owner(attempt)
         comment.tell(f"{verdict.outcome}: {verdict.reason}")
-        record_end(run, verdict, decision, history[-1], attempt, job.job_id)
+        verdicts.record(verdict, decision, history[-1], attempt, job.job_id)
         if decision.action == "restart":
             wait_before_restart(back_off_s(history), stop)
             if not stop.is_set():
@@ -206,17 +215,44 @@ def run_attempt(
 ) -> tuple[int, Verdict]:
     """Claim an attempt, start its ranks and wait for their end; returns its number and how it ended."""
     nodes, shape = read_shape(plan, environ)
-    master_addr = find_master(plan, nodes, environ)  # before the claim: what is wrong here leaves no attempt behind
+    conditions = conditions_of(run, plan)
+    trained = job.is_on_slurm and has_trained(run, conditions)
     attempt = run.claim_attempt({"job_id": job.job_id, "host": socket.gethostname(), "pid": os.getpid()})
-    run.append_event(
+    run.note_event(
         "attempt_started",
         attempt=attempt,
         job_id=job.job_id,
         nodes=list(nodes),
         world_size=shape.num_tasks,
         restart_count=int(environ.get("SLURM_RESTART_COUNT", "0")),
+        conditions=conditions,
     )
     log.info("attempt %d of %s: %d ranks on %s", attempt, run.path, shape.num_tasks, ",".join(nodes))
+    try:
+        ranks = start_attempt(run, plan, job, attempt, nodes, shape, environ)
+    except (UsageError, slurm.SlurmError) as error:
+        return attempt, judge_start(error, nodes[0], has_trained=trained)
+    wait(ranks, stop, forward=plan.cluster == "local", is_marked=lambda: is_marked(run))
+    return attempt, judge(replace(gather(run, plan, attempt, ranks, stop, job), has_trained=trained))
+
+
+def start_attempt(
+    run: RunFolder,
+    plan: LaunchPlan,
+    job: Job,
+    attempt: int,
+    nodes: Sequence[str],
+    shape: Shape,
+    environ: Mapping[str, str],
+) -> Ranks:
+    """Start the ranks of a claimed attempt.
+
+    Raises UsageError: a name does not resolve, or Slurm's commands are not there.
+    Raises SlurmError: it does not say where the nodes are.
+    """
+    if job.is_on_slurm:
+        check_commands(environ)
+    master_addr = find_master(plan, nodes, environ)
     prepare_code(run)
     tell_drift(run, attempt, job.job_id)
     token = f"{run.run_id}.{attempt}"
@@ -225,22 +261,29 @@ def run_attempt(
     variables[rank.SPEC_VARIABLE] = run.spec.read_text()  # read once, whatever the number of ranks
     if not plan.image_variables and (version := maybe_version_at_submission(run)):
         variables[rank.PYTHON_VARIABLE] = version
-    ranks = start_ranks(plan, shape, variables, run.attempt_log(attempt))
-    wait(ranks, stop, forward=plan.cluster == "local")
-    return attempt, judge(gather(run, plan, attempt, ranks, stop, job))
+    return start_ranks(plan, shape, variables, job, run.attempt_log(attempt))
 
 
 def choose(history: Sequence[Past], run: RunFolder, plan: LaunchPlan, stop: StopFlag, job: Job) -> Decision:
-    """What to do now, by the policy and by what Slurm and the user say at this moment."""
-    return decide(
+    """What to do now, by the policy and by what Slurm and the user say at this moment.
+
+    Slurm is asked only where its answer matters.  Only a restart here goes without an answer: everything else waits for
+    one, to the end of this process if need be.
+    """
+    wanted = wish(
         history,
-        maybe_job=job.ask() if job.is_on_slurm else None,
-        is_on_slurm=job.is_on_slurm,
         max_failures=plan.max_failures,
         overrides=plan.policy,
         maybe_mark=run.read_json(run.stop_mark) or None,
         stop_signal=stop.name(),
     )
+    if wanted.action in ("leave", "stop") or not job.is_on_slurm:
+        return without_queue(wanted)
+    patience_s = RESTART_PATIENCE_S if wanted.action == "restart" else math.inf
+    try:
+        return settle(wanted, job.ask(patience_s=patience_s, is_urgent=stop.is_set))
+    except slurm.SlurmError as error:
+        return unasked(wanted, str(error), is_asked_to_stop=stop.is_set())
 
 
 def wait_before_restart(seconds: float, stop: StopFlag) -> None:
@@ -271,14 +314,38 @@ def read_shape(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[tuple[str,
     return nodes, Shape(len(nodes), sum(tasks), even)
 
 
+def check_commands(environ: Mapping[str, str]) -> None:
+    """Raises SuperviseError: a line of setup, such as `module purge`, has taken Slurm's commands off PATH."""
+    path = environ.get("PATH", "")
+    missing = [name for name in ("srun", "squeue", "scontrol") if shutil.which(name, path=path) is None]
+    if missing:
+        raise SuperviseError(
+            f"{', '.join(missing)}: not on PATH after setup ({path or 'it is empty'}); "
+            "load your site's module of Slurm there, or leave PATH as it was"
+        )
+
+
 def find_master(plan: LaunchPlan, nodes: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The address where the ranks meet; the user's own choice stays."""
+    """The address where the ranks meet; the user's own choice stays.
+
+    Raises AddressError, SlurmError: there is none; what may pass has been tried for PASSING_S.
+    """
     if environ.get("MASTER_ADDR"):
         return environ["MASTER_ADDR"]
-    return "127.0.0.1" if plan.cluster == "local" else address.master_address(nodes, environ)
+    if plan.cluster == "local":
+        return "127.0.0.1"
+    end = time.monotonic() + PASSING_S
+    while True:
+        try:
+            return insist(lambda: address.master_address(nodes, environ), patience_s=PASSING_S)
+        except address.AddressError as error:
+            if not error.may_pass or time.monotonic() > end:
+                raise
+            log.warning("looking again: %s", error)
+            time.sleep(ASK_AGAIN_S)
 
 
-def start_ranks(plan: LaunchPlan, shape: Shape, environ: Mapping[str, str], log_path: Path) -> Ranks:
+def start_ranks(plan: LaunchPlan, shape: Shape, environ: Mapping[str, str], job: Job, log_path: Path) -> Ranks:
     """Start the ranks of one attempt.
 
     environ: the job's, with the place where the ranks meet.
@@ -294,7 +361,10 @@ def start_ranks(plan: LaunchPlan, shape: Shape, environ: Mapping[str, str], log_
         variables = variables_inside(variables, plan.image_variables, plan.image_prefix)
     if plan.cluster == "local":
         return LocalRanks.start(plan, variables, log_path)
-    return SrunRanks.start(srun_command(plan, shape, log_path, environ), variables)
+    watch = StartWatch(log_path, start_limit_s(environ[rank.SPEC_VARIABLE]), job.job_id, job.environ)
+    srun, *words = srun_command(plan, shape, log_path, environ)
+    shared = ["--overlap"] if is_inside_step(environ) else []
+    return SrunRanks.start([srun, *shared, *words], variables, watch)
 
 
 def kill_wait(environ: Mapping[str, str]) -> float:
@@ -306,19 +376,29 @@ def kill_wait(environ: Mapping[str, str]) -> float:
         return 30.0
 
 
-def wait(ranks: Ranks, stop: StopFlag, *, forward: bool) -> None:
+def wait(ranks: Ranks, stop: StopFlag, *, forward: bool, is_marked: Callable[[], bool]) -> None:
     """Wait until all ranks are gone.
 
     forward: whether this process alone hears of a stop.  On Slurm the ranks get USR2 and TERM themselves, and only
     Ctrl-C in a terminal needs handing on.
+    is_marked: whether the user has left a mark that ends the run; a signal that came with it may have been lost, as
+    while the job was suspended.
     """
-    told = False
+    told, look_s = False, time.monotonic() + MARK_LOOK_S
     while not ranks.is_over():
-        if not told and (stop.is_set() if forward else stop.name() == "SIGINT"):
-            log.info("%s: the ranks are asked to save and leave", stop.name())
+        why = stop.name() if (stop.is_set() if forward else stop.name() == "SIGINT") else ""
+        if not told and not why and time.monotonic() > look_s:
+            why, look_s = "a mark of the user's" if is_marked() else "", time.monotonic() + MARK_LOOK_S
+        if why and not told:
+            log.info("%s: the ranks are asked to save and leave", why)
             ranks.ask_to_stop()
             told = True
         time.sleep(POLL_S)
+
+
+def is_marked(run: RunFolder) -> bool:
+    """Whether the user has asked for the end of the run."""
+    return run.stop_mark.exists() or run.cancel_mark.exists()
 
 
 if __name__ == "__main__":

@@ -7,16 +7,17 @@ anybody from what the run folders tell.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster import slurm
+from cluster.clusters import cluster_name
 from cluster.facts import Facts, Submission, indexed, read_facts, submissions_of
-from cluster.index import cluster_name, is_of
-from cluster.owner import LOCAL_ROUTES
+from cluster.index import is_of
+from cluster.owner import LOCAL_ROUTES, other_cluster
 from cluster.queue import ANSWER_S, FIELDS, QueueJob, ask_queue, recorded_ends
-from cluster.run_state import BAD, LIVE, RunState, judge
+from cluster.run_state import BAD, LIVE, RunState, judge, noted
 from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_UNREACHED, FormatError, RunError, RunFolder, UsageError
 
 NUM_READERS = 8  # of run folders at a time: shared storage answers many as fast as one
@@ -66,21 +67,17 @@ def look_at(run: RunFolder, environ: Mapping[str, str], timeout_s: float = ANSWE
     queue: Queue = {}
     error = ""
     if not facts.is_local and not facts.summary:
-        if elsewhere := other_cluster(run, environ):
+        _, elsewhere = other_cluster(run, environ, timeout_s)
+        if elsewhere:
             queue, error = None, f"its job is of cluster {elsewhere}: ask there"
         else:
-            whose: dict[str, Any] = {"job_ids": facts.job_ids} if facts.job_ids else {"user": str(os.getuid())}
+            uid = str(run.path.stat().st_uid)
+            whose: dict[str, Any] = {"job_ids": facts.job_ids} if facts.job_ids else {"user": uid}
             queue, error = ask(lambda: ask_queue(environ, **whose, timeout_s=timeout_s))
             facts = facts_of(run)  # what happened while Slurm was thinking
     forgotten = [] if queue is None else unexplained([facts], queue)
     state = judge(facts, queue, recorded_ends(forgotten, environ, timeout_s))
     return Sight((View(facts, state),), error)
-
-
-def other_cluster(run: RunFolder, environ: Mapping[str, str]) -> str:
-    """The cluster of a run's last job, where the index knows it and it is not this one; else empty."""
-    lines = indexed(environ).get(str(run.path), [])
-    return "" if not lines or is_of(cluster_name(environ), lines[-1]) else str(lines[-1]["cluster"])
 
 
 def ask(question: Callable[[], dict[str, QueueJob]]) -> tuple[Queue, str]:
@@ -108,7 +105,7 @@ def look_at_all(
 
     newest: how many of them beside those that are live; None for all.  maybe_root: only those below this folder.
     """
-    lines, here = indexed(environ), cluster_name(environ)
+    lines, here = indexed(environ), cluster_name(environ, timeout_s)
     if maybe_root is not None:
         lines = {path: own for path, own in lines.items() if maybe_root in Path(path).parents}
     elsewhere = {path: str(own[-1]["cluster"]) for path, own in lines.items() if not is_of(here, own[-1])}
@@ -130,8 +127,7 @@ def judge_here(facts: Facts, maybe_cluster: str | None, queue: Queue, ends: Mapp
     """Where a run stands; of one whose job is of another cluster only its folder can tell."""
     if maybe_cluster is None:
         return judge(facts, queue, ends)
-    state, note = judge(facts, None, {}), f"its job is of cluster {maybe_cluster}"
-    return state if state.is_over else replace(state, because=f"{state.because}; {note}" if state.because else note)
+    return noted(judge(facts, None, {}), f"its job is of cluster {maybe_cluster}")
 
 
 def ask_for_all(

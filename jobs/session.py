@@ -139,7 +139,9 @@ def is_finished(session: Session) -> bool:
 def build(session: Session, environ: Mapping[str, str]) -> Loop:
     """Model on its device, checkpoint into it, then DDP around it; ready for the first step."""
     spec, env, device, phases = session.spec, session.env, session.device, session.phases
-    recorder = Recorder(session.run, attempt=session.attempt, job_id=own_job_id(environ), writes=env.rank == 0)
+    # Its supervisor has asked Slurm for it: an array member's number may be the array's.
+    job_id = session.run.read_attempt(session.attempt).get("job_id") or own_job_id(environ)
+    recorder = Recorder(session.run, attempt=session.attempt, job_id=job_id, writes=env.rank == 0)
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
     position = position_of(session, recorder, length)
     phases.end("restore")

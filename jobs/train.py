@@ -9,6 +9,7 @@ import argparse
 import gc
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         env = read_rank(os.environ, args.local_rank)
         where.rank = env.rank
         make_logger(f"r{env.rank:05d}", os.environ, level=logging.INFO if env.rank == 0 else logging.WARNING)
+        logging.getLogger("run").info(
+            "begun on %s", socket.gethostname()
+        )  # the supervisor waits for a rank's first line
         spec = load_spec(
             args.spec,
             args.overrides,

@@ -1,6 +1,7 @@
 """Run folders as they lie about after many submissions, their index, and a squeue that answers as told."""
 
 import json
+import re
 from pathlib import Path
 
 from cluster.index import index_path
@@ -11,7 +12,9 @@ SUMMARY = {"attempts": 1, "steps": 9, "epochs": 1, "images_per_s": 1.0, "train_l
 
 
 def answer_with(folder: Path, lines: str) -> None:
-    put_executable(folder / "bin", "squeue", f'echo "$@" >> {folder}/asked\ncat <<"E"\n{lines}E')
+    """lines: of squeue, without the number of the job, which comes after its id."""
+    numbered = re.sub(r"(?m)^([^|\n]+\|)", r"\1\1", lines)
+    put_executable(folder / "bin", "squeue", f'echo "$@" >> {folder}/asked\ncat <<"E"\n{numbered}E')
 
 
 def asked(folder: Path) -> list[str]:

@@ -71,3 +71,16 @@ def test_first_node_that_nobody_can_reach_is_an_error_with_both_of_its_names(tmp
         "node 127.0.1.1: neither its name (resolves to 127.0.1.1) nor its NodeAddr 127.0.0.1 is an address that the "
         "other nodes can reach; set env: MASTER_ADDR in the spec"
     )
+
+
+@pytest.mark.parametrize(("errno", "may_pass"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)])
+def test_name_server_that_does_not_answer_may_do_so_later_and_one_that_knows_no_such_name_will_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errno: int, may_pass: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise socket.gaierror(errno, "no address")
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    with pytest.raises(AddressError) as caught:
+        master_address(["n1", "n2"], put_nodes(tmp_path, {"n1": "n1.site", "n2": "n2.site"}))
+    assert caught.value.may_pass is may_pass

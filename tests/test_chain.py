@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from cluster.chain import Chain, find_chain
+from cluster.identity import RunJob
 from cluster.job import Job
 from cluster.runs import RunFolder, SupersededError
 from cluster.verdict import Verdict
-from tests.executables import put_answer, put_executable
+from tests.executables import put_answer, put_executable, shown_job
 from tests.test_launch import make_plan
 
 REQUEUE = "   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0\n"
@@ -21,11 +22,10 @@ DISABLED = "Requested operation is presently disabled for job 17"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where scontrol, scancel and sbatch note what they were asked; sbatch answers 18."""
+    """Where scontrol, scancel and sbatch note what they were asked, but for `show job`; sbatch answers 18."""
     for name in ("scontrol", "scancel", "sbatch"):
-        put_executable(
-            tmp_path / "bin", name, f'echo "{name} $*" >> {tmp_path}/asked; {"echo 18" * (name == "sbatch")}'
-        )
+        first, then = shown_job(tmp_path / "demo" / "a") if name == "scontrol" else ":", "echo 18" * (name == "sbatch")
+        put_executable(tmp_path / "bin", name, f'{first}; echo "{name} $*" >> {tmp_path}/asked; {then}')
     return tmp_path
 
 
@@ -40,14 +40,16 @@ def make_chain(folder: Path, *, is_used: bool = True, **changes: Any) -> Chain: 
     run = RunFolder(folder / "demo" / "a")
     run.make()
     run.append_event("submitted", attempt=0, job_id="17", route="slurm")
-    job = Job("17", "17", is_on_slurm=True, environ={"PATH": str(folder / "bin"), "XDG_STATE_HOME": str(folder)})
+    job = Job(
+        RunJob("17", run.path), is_on_slurm=True, environ={"PATH": str(folder / "bin"), "XDG_STATE_HOME": str(folder)}
+    )
     plan = replace(make_plan("true"), cluster="slurm", **changes)
     return Chain(run, plan, job, is_used=is_used, may_begin=True)
 
 
 def put_state(folder: Path, state: str) -> None:
-    """What squeue says of the one job that it is asked for."""
-    put_answer(folder / "bin", "squeue", f"{state}|None||10:00\n")
+    """What squeue says of every job that it is asked for."""
+    put_executable(folder / "bin", "squeue", f'IFS=,; for id in $5; do echo "$id|$id|{state}|None||10:00"; done')
 
 
 def add_successors(chain: Chain, *job_ids: str) -> None:
@@ -71,7 +73,8 @@ def add_successors(chain: Chain, *job_ids: str) -> None:
 def test_mode_and_slurms_terms_say_how_a_run_goes_on(
     folder: Path, mode: str, shown: str, is_used: bool, may_begin: bool, updates: list[str]
 ) -> None:
-    told = f'echo "scontrol $*" >> {folder}/asked; printf "{shown}   ReqNodeList=(null) ExcNodeList=n9\n"'
+    own = f"JobId=17\n   Command={folder}/demo/a/job.sbatch\n"
+    told = f'echo "scontrol $*" >> {folder}/asked; printf "{own}{shown}   ReqNodeList=(null) ExcNodeList=n9\n"'
     put_executable(folder / "bin", "scontrol", told)
     chain = make_chain(folder, requeue_mode=mode)
     found = find_chain(chain.run, chain.plan, chain.job)
@@ -128,7 +131,7 @@ def test_successor_of_another_job_is_not_taken_away(folder: Path) -> None:
 
 
 def test_all_that_were_put_in_beforehand_are_taken_away(folder: Path) -> None:
-    put_answer(folder / "bin", "squeue", "18|PENDING|Dependency||10:00\n19|PENDING|Dependency||10:00\n")
+    put_state(folder, "PENDING")
     with make_chain(folder, submit_from="login") as chain:
         add_successors(chain, "18", "19")
         chain.begin()
@@ -162,7 +165,8 @@ def test_successors_that_are_used_up_are_not_replaced(folder: Path) -> None:
 
 
 def test_refused_requeue_is_replaced_by_a_successor(folder: Path) -> None:
-    put_answer(folder / "bin", "scontrol", errors=f"{DISABLED}\n", exit_code=1)
+    refuse = f'{shown_job(folder / "demo" / "a")}; echo "{DISABLED}" >&2; exit 1'
+    put_executable(folder / "bin", "scontrol", refuse)
     with make_chain(folder, is_used=False) as chain:
         chain.go_on("preempted", 1)
     assert [words.split()[1] for words in asked(folder, "sbatch")] == ["--dependency=afterany:17"]
@@ -231,3 +235,28 @@ def test_node_is_blamed_only_when_the_job_can_do_without_it(
     assert chain.blame(1, killed).bad == ()
     chain.run.verdict(1).write_text('{"time": "2999-01-01T00:00:00.000Z", "cause": "killed", "rank": 1}')
     assert chain.blame(2, killed).bad == bad
+
+
+def test_successor_whose_script_cannot_be_written_is_told_and_ends_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = make_chain(folder)
+    chain.run.successor_script.mkdir()
+    put_state(folder, "RUNNING")
+    chain.begin()
+    assert (chain.maybe_next, asked(folder, "sbatch")) == (None, [])
+    assert caplog.messages[-1].startswith(f"no successor was submitted: {chain.run.successor_script}: ")
+
+
+def test_start_does_not_wait_for_a_squeue_that_is_not_there(folder: Path) -> None:
+    chain = make_chain(folder)
+    add_successors(chain, "18")
+    chain.begin()
+    assert (chain.maybe_next, asked(folder, "sbatch")) == (None, [])
+
+
+def test_successor_that_is_in_no_event_is_known_to_the_chain_that_submitted_it(folder: Path) -> None:
+    chain = make_chain(folder)
+    chain.maybe_next = "18"
+    put_state(folder, "PENDING")
+    assert chain.waiting() == ["18"]

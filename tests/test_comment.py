@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cluster.comment import Comment, find_comment
+from cluster.identity import RunJob
 from cluster.job import Job
 from cluster.runs import RunFolder, write_json
-from tests.executables import put_answer, put_executable
+from tests.executables import put_answer, put_executable, shown_job
 from tests.test_launch import make_plan
 from tests.training import wait_for
 
@@ -29,8 +30,8 @@ def run(tmp_path: Path) -> RunFolder:
 def comment(tmp_path: Path, run: RunFolder) -> Comment:
     """A job whose scontrol writes down what it is asked, and that has no comment yet."""
     put_answer(tmp_path, "squeue", "(null)\n")
-    put_executable(tmp_path, "scontrol", f'echo "$@" >> {tmp_path}/asked')
-    return Comment(run, Job("17", "17", is_on_slurm=True, environ={"PATH": str(tmp_path)}), is_wanted=True)
+    put_executable(tmp_path, "scontrol", f'{shown_job(run.path)}; echo "$@" >> {tmp_path}/asked')
+    return Comment(run, Job(RunJob("17", run.path), is_on_slurm=True, environ={"PATH": str(tmp_path)}), is_wanted=True)
 
 
 def asked(folder: Path) -> list[str]:
@@ -77,7 +78,7 @@ def test_comment_of_the_spec_and_of_a_local_run_are_left_alone(
     run: RunFolder, is_on_slurm: bool, flags: dict[str, Any], is_wanted: bool
 ) -> None:
     plan = dataclasses.replace(make_plan("true"), sbatch=flags)
-    job = Job("17", "17", is_on_slurm=is_on_slurm, environ={})
+    job = Job(RunJob("17", run.path), is_on_slurm=is_on_slurm, environ={})
     assert find_comment(run, plan, job).is_wanted == is_wanted
 
 
@@ -96,8 +97,8 @@ def test_refusal_is_told_once_and_ends_nothing(
     tmp_path: Path, comment: Comment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("run"), "propagate", True)
-    monkeypatch.setattr(logging.getLogger("run"), "level", logging.INFO)
-    put_answer(tmp_path, "scontrol", errors="Access/permission denied\n", exit_code=1)
+    caplog.set_level(logging.INFO, logger="run")
+    put_executable(tmp_path, "scontrol", f'{shown_job(comment.run.path)}; echo "Access/permission denied" >&2; exit 1')
     comment.write()
     comment.tell("else")
     comment.write()

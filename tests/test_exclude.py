@@ -83,6 +83,22 @@ def test_node_that_srun_named_as_dead_needs_no_rank(run: RunFolder) -> None:
     assert find_blame(run, plan_with(), {}).bad == ("n3",)
 
 
+def test_node_that_cannot_start_ranks_is_left_out_at_once_be_it_half_of_the_job(run: RunFolder) -> None:
+    run.append_event("attempt_started", attempt=1, job_id="17", nodes=["n1", "n2"], world_size=4)
+    verdict = {"time": utc_now(), "cause": "launch", "rank": None, "node": "n1", "nodes": ["n1", "n2"]}
+    blame = find_blame(run, replace(plan_with(), num_nodes=2), {1: verdict})
+    assert (blame.bad, blame.absolve([Past("launch", 0)])) == (("n1", "n2"), [Past("bad node", 0)])
+
+
+def test_first_node_of_a_job_that_never_had_a_supervisor_is_left_out_by_its_event(run: RunFolder) -> None:
+    add_attempt(run, 1, "preempted", None)
+    run.append_event("node_unfit", attempt=1, job_id="17", node="n3", reason="python: /opt/python is not on n3")
+    blame = find_blame(run, plan_with(), {})
+    assert blame.bad == ("n3",)
+    assert exclude.excluded_before(run) == {"n3"}
+    assert blame.absolve([Past("preempted", 7)]) == [Past("preempted", 7)]
+
+
 def test_attempt_without_a_verdict_yet_counts_by_what_is_known_of_it(run: RunFolder) -> None:
     add_attempt(run, 1, "killed", 1)
     run.append_event("attempt_started", attempt=2, job_id="17", nodes=NODES, world_size=4)

@@ -60,20 +60,20 @@ def test_local_run_is_over_with_its_verdict_or_when_nobody_is_left_to_write_one(
     ("answer", "exit_code", "over", "waits_for"),
     [
         (
-            "17|PENDING|N/A|10:00|||Resources|RUN/job",
+            "17|17|PENDING|N/A|10:00|||Resources|RUN/job",
             0,
             False,
             "pending: Resources: it is next, once enough nodes are free",
         ),
-        ("17|RUNNING|2026-01-02T03:04:05|9:00|n1||None|RUN/job", 0, False, "starting"),
+        ("17|17|RUNNING|2026-01-02T03:04:05|9:00|n1||None|RUN/job", 0, False, "starting"),
         (
-            "17|TIMEOUT|N/A|0:00|n1||TimeLimit|RUN/job",
+            "17|17|TIMEOUT|N/A|0:00|n1||TimeLimit|RUN/job",
             0,
             True,
             "failed: job 17 ended as TIMEOUT (TimeLimit) before it had started any rank: no such folder",
         ),
         (
-            "17|PENDING|N/A|10:00|||DependencyNeverSatisfied|RUN/job",
+            "17|17|PENDING|N/A|10:00|||DependencyNeverSatisfied|RUN/job",
             0,
             True,
             f"failed: DependencyNeverSatisfied: {explain('DependencyNeverSatisfied').text}",
@@ -101,7 +101,7 @@ def test_finished_run_is_over_whatever_slurm_says(tmp_path: Path, run: RunFolder
 
 def test_slurm_is_asked_soon_after_news_and_then_less_and_less_often(tmp_path: Path, run: RunFolder) -> None:
     put_executable(
-        tmp_path, "squeue", f"echo asked >> {tmp_path}/count; echo '17|RUNNING|N/A|1:00|n1||None|{run.path}'"
+        tmp_path, "squeue", f"echo asked >> {tmp_path}/count; echo '17|17|RUNNING|N/A|1:00|n1||None|{run.path}'"
     )
     run.append_event("submitted", attempt=0, job_id="17", route="slurm")
     watch = RunWatch(run, {"PATH": str(tmp_path)})
@@ -135,7 +135,7 @@ def test_slurm_is_asked_ever_less_often_while_it_does_not_answer(
 
 
 def test_job_that_never_starts_is_told_once(tmp_path: Path, run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    put_answer(tmp_path, "squeue", f"17|PENDING|N/A|10:00|||PartitionTimeLimit|{run.path}/job")
+    put_answer(tmp_path, "squeue", f"17|17|PENDING|N/A|10:00|||PartitionTimeLimit|{run.path}/job")
     run.append_event("submitted", attempt=0, job_id="17", route="slurm")
     watch = RunWatch(run, {"PATH": str(tmp_path)})
     for _ in range(2):
@@ -233,7 +233,7 @@ sys.exit(follow(run, plan, "17", os.environ, previous_attempt=0, show_log=False,
 
 def test_reader_who_leaves_leaves_the_job_alone_and_is_told_so(tmp_path: Path, run: RunFolder) -> None:
     run.append_event("submitted", attempt=0, job_id="17", route="slurm")
-    put_answer(tmp_path, "squeue", f"17|PENDING|N/A|10:00|||Resources|{run.path}/job\n")
+    put_answer(tmp_path, "squeue", f"17|17|PENDING|N/A|10:00|||Resources|{run.path}/job\n")
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing) as closed:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.history import gather, note_lost_attempts, read_history, record_end
+from cluster.history import Verdicts, gather
+from cluster.identity import RunJob
 from cluster.job import Job
 from cluster.launch import RanksEnd
 from cluster.requeue import Decision, Past
@@ -18,7 +19,7 @@ from cluster.verdict import Evidence, Verdict
 from tests.test_launch import make_plan
 
 END = RanksEnd({0: 75, 1: 75})
-LOCAL_JOB = Job("17", "17", is_on_slurm=False, environ={})
+LOCAL_JOB = Job(RunJob("17", Path("/runs/demo/a")), is_on_slurm=False, environ={})
 KILLED = Verdict("failed", "killed", "rank 1 was ended by a signal: SIGKILL", 1, 1)
 STOPPED = Verdict("stopped", "stopped", "stopped (SIGTERM), saved at step 40", 75)
 
@@ -86,7 +87,12 @@ def test_mark_and_ctrl_c_are_the_users_and_term_is_not(
 def test_finished_run_and_slurms_words_are_part_of_the_evidence(run: RunFolder, tmp_path: Path) -> None:
     write_json(run.summary, {})
     (tmp_path / "log").write_text("slurmstepd: error\n")
-    job = Job("17", "17", is_on_slurm=True, environ={"PATH": str(tmp_path)}, maybe_error_path=tmp_path / "log")
+    job = Job(
+        RunJob("17", Path("/runs/demo/a")),
+        is_on_slurm=True,
+        environ={"PATH": str(tmp_path)},
+        maybe_error_path=tmp_path / "log",
+    )
     assert gather(run, make_plan("true"), 1, Ended(), StopFlag(), job) == Evidence(
         is_finished=True,
         maybe_stop=None,
@@ -99,7 +105,7 @@ def test_finished_run_and_slurms_words_are_part_of_the_evidence(run: RunFolder, 
 
 
 def test_verdict_holds_the_end_its_cause_and_what_was_done(run: RunFolder) -> None:
-    record_end(run, KILLED, Decision("restart", "for a reason"), Past("killed", 40), 1, "17")
+    Verdicts(run).record(KILLED, Decision("restart", "for a reason"), Past("killed", 40), 1, "17")
     verdict = json.loads(run.verdict(1).read_text())
     assert verdict.pop("time")[-1] == "Z"
     assert verdict == {
@@ -111,6 +117,7 @@ def test_verdict_holds_the_end_its_cause_and_what_was_done(run: RunFolder) -> No
         "reason": "rank 1 was ended by a signal: SIGKILL",
         "rank": 1,
         "node": None,
+        "nodes": [],
         "exit_code": 1,
         "action": "restart",
         "why": "for a reason",
@@ -119,9 +126,9 @@ def test_verdict_holds_the_end_its_cause_and_what_was_done(run: RunFolder) -> No
 
 
 def test_events_of_an_end_are_those_that_rank_0_could_not_write(run: RunFolder) -> None:
-    record_end(run, STOPPED, Decision("leave"), Past("stopped", 40), 1, "17")
+    Verdicts(run).record(STOPPED, Decision("leave"), Past("stopped", 40), 1, "17")
     assert events(run) == []  # rank 0 has said it
-    record_end(run, KILLED, Decision("restart"), Past("killed", 40), 2, "17")
+    Verdicts(run).record(KILLED, Decision("restart"), Past("killed", 40), 2, "17")
     failed = {"attempt": 2, "job_id": "17", "cause": "killed"}
     assert events(run) == [
         {"event": "attempt_failed", **failed, "rank": 1, "reason": "rank 1 was ended by a signal: SIGKILL"},
@@ -130,23 +137,23 @@ def test_events_of_an_end_are_those_that_rank_0_could_not_write(run: RunFolder) 
 
 
 def test_history_is_read_from_the_verdicts_and_one_that_is_missing_is_lost(run: RunFolder) -> None:
-    record_end(run, STOPPED, Decision("leave"), Past("preempted", 20), 1, "17")
-    record_end(run, KILLED, Decision("restart"), Past("killed", 40), 3, "17")
-    assert read_history(run, 3) == [Past("stopped", 20), Past("lost", 0), Past("killed", 40)]
-    assert read_history(run, 0) == []
+    Verdicts(run).record(STOPPED, Decision("leave"), Past("preempted", 20), 1, "17")
+    Verdicts(run).record(KILLED, Decision("restart"), Past("killed", 40), 3, "17")
+    assert Verdicts(run).read(3) == [Past("stopped", 20), Past("lost", 0), Past("killed", 40)]
+    assert Verdicts(run).read(0) == []
 
 
 def test_lost_attempt_gets_a_verdict_with_its_own_job_and_the_newest_checkpoint(run: RunFolder) -> None:
     run.claim_attempt({"job_id": "16"})
     run.claim_attempt({"job_id": "17"})
-    record_end(run, STOPPED, Decision("leave"), Past("stopped", 20), 1, "16")
+    Verdicts(run).record(STOPPED, Decision("leave"), Past("stopped", 20), 1, "16")
     before = run.verdict(1).read_bytes()
     for step in (20, 40):
         write_json(run.checkpoints / f"step_{step:08d}.json", {})
-    note_lost_attempts(run)
-    note_lost_attempts(run)  # once is enough
+    Verdicts(run).note_lost()
+    Verdicts(run).note_lost()  # once is enough
     assert run.verdict(1).read_bytes() == before
-    assert read_history(run, 2) == [Past("stopped", 20), Past("lost", 40)]
+    assert Verdicts(run).read(2) == [Past("stopped", 20), Past("lost", 40)]
     lost = json.loads(run.verdict(2).read_text())
     assert (lost["job_id"], lost["outcome"], lost["action"]) == ("17", "failed", "leave")
     assert events(run) == [
@@ -159,3 +166,35 @@ def test_lost_attempt_gets_a_verdict_with_its_own_job_and_the_newest_checkpoint(
             "reason": "it left no verdict: its node or its supervisor died",
         }
     ]
+
+
+def test_verdict_that_a_full_disk_refuses_is_logged_and_written_by_the_next_supervisor(
+    run: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.claim_attempt({"job_id": "17"})
+    run.verdict(1).mkdir()  # refuses the rename as root's full disk does the write
+    verdicts = Verdicts(run)
+    verdicts.record(KILLED, Decision("requeue", "for a reason"), Past("killed", 40), 1, "17")
+    assert verdicts.read(1) == [Past("killed", 40)]
+    (said,) = [record.getMessage() for record in caplog.records if "not written" in record.getMessage()]
+    run.batch_log("17").write_text(f"noise\n2026-01-02T03:04:05.678Z super E {said}\n")
+    run.verdict(1).rmdir()
+    Verdicts(run).note_lost()
+    kept = json.loads(run.verdict(1).read_text())
+    assert (kept["cause"], kept["reason"], kept["action"], kept["checkpoint_step"]) == (
+        "killed",
+        "rank 1 was ended by a signal: SIGKILL",
+        "requeue",
+        40,
+    )
+    assert [event["event"] for event in run.read_events()] == ["attempt_failed"]
+
+
+def test_verdict_that_could_not_be_written_is_written_when_the_ranks_start_again(run: RunFolder) -> None:
+    run.claim_attempt({"job_id": "17"})
+    run.verdict(1).mkdir()
+    verdicts = Verdicts(run)
+    verdicts.record(KILLED, Decision("restart"), Past("killed", 40), 1, "17")
+    run.verdict(1).rmdir()
+    verdicts.note_lost()
+    assert (json.loads(run.verdict(1).read_text())["cause"], verdicts.unwritten) == ("killed", {})

@@ -94,6 +94,7 @@ def test_only_the_supervisor_decides_what_an_end_means() -> None:
             "cluster/comment.py",
             "cluster/history.py",
             "cluster/predecessor.py",
+            "cluster/raw.py",
             "cluster/supervise.py",
         ],
     }

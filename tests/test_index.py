@@ -2,12 +2,15 @@
 
 import logging
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from cluster.index import find_run, index_path, rebuild, register
+from cluster.index import find_run, index_folder, index_path, read_index, rebuild, register
 from cluster.runs import RunError, RunFolder, append_line, read_lines
+
+HOST = socket.gethostname()
 
 
 @pytest.fixture
@@ -24,9 +27,9 @@ def make_run(folder: Path, name: str, run_id: str) -> RunFolder:
 
 
 def test_index_lies_where_the_xdg_specification_says() -> None:
-    assert index_path({"HOME": "/home/me"}) == Path("/home/me/.local/state/slurm-ddp/runs.jsonl")
+    assert index_path({"HOME": "/home/me"}) == Path(f"/home/me/.local/state/slurm-ddp/runs-{HOST}.jsonl")
     assert index_path({"HOME": "/home/me", "XDG_STATE_HOME": ""}) == index_path({"HOME": "/home/me"})
-    assert index_path({"XDG_STATE_HOME": "/state"}) == Path("/state/slurm-ddp/runs.jsonl")
+    assert index_path({"XDG_STATE_HOME": "/state"}) == Path(f"/state/slurm-ddp/runs-{HOST}.jsonl")
 
 
 def test_run_is_found_by_folder_id_job_and_name(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -45,6 +48,17 @@ def test_name_and_job_id_mean_the_run_submitted_last(tmp_path: Path, environ: di
     assert find_run("b", environ) == runs[0]
 
 
+def test_files_of_all_hosts_and_of_older_releases_are_one_index(tmp_path: Path, environ: dict[str, str]) -> None:
+    run = make_run(tmp_path, "demo", "a")
+    line = {"run_dir": str(run.path), "run_id": "a", "name": "demo"}
+    for file, second in (("runs-login2.jsonl", 2), ("runs.jsonl", 1), ("runs-login1.jsonl", 3)):
+        told = {"time": f"2026-01-02T03:04:0{second}.000Z", **line, "job_id": str(second)}
+        append_line_at(index_folder(environ) / file, told)
+    register(run, "4", environ)
+    assert [line["job_id"] for line in read_index(environ)] == ["1", "2", "3", "4"]
+    assert [line["job_id"] for line in read_lines(index_path(environ))] == ["4"]
+
+
 def append_line_at(path: Path, line: dict[str, str]) -> None:
     """A line of an index that need not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +71,9 @@ def test_run_whose_folder_was_removed_is_not_found(tmp_path: Path, environ: dict
     run.spec.unlink()
     with pytest.raises(RunError) as caught:
         find_run("demo", environ)
-    expected = f"'demo' is no run folder, and {index_path(environ)} knows no run id, job id or name like it"
+    expected = (
+        f"'demo' is no run folder, and {index_folder(environ)}/runs*.jsonl knows no run id, job id or name like it"
+    )
     assert str(caught.value) == expected
 
 
@@ -80,5 +96,5 @@ def test_index_that_cannot_be_written_is_a_warning(
     monkeypatch.setattr(logging.getLogger("run"), "propagate", True)  # a supervisor's logger does not
     register(RunFolder(tmp_path / "demo" / "a"), "17", {"XDG_STATE_HOME": str(tmp_path / "state")})
     assert caplog.messages == [
-        f"{tmp_path}/state/slurm-ddp/runs.jsonl cannot be written (Not a directory): name this run by its folder"
+        f"{tmp_path}/state/slurm-ddp/runs-{HOST}.jsonl cannot be written (Not a directory): name this run by its folder"
     ]

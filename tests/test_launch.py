@@ -24,6 +24,7 @@ from cluster.launch import (
     srun_command,
 )
 from cluster.plan import LaunchPlan
+from cluster.start_watch import StartWatch
 
 REPOSITORY = Path(__file__).parents[1]
 PLACE = rank_variables("10.0.0.1", "23111,24112", "run.1", 1)
@@ -134,12 +135,13 @@ def test_ranks_are_told_where_to_meet_and_which_attempt_they_are() -> None:
     }
 
 
-def test_srun_ends_with_all_its_lines_its_code_and_without_an_export_filter() -> None:
+def test_srun_ends_with_all_its_lines_its_code_and_without_an_export_filter(tmp_path: Path) -> None:
     code = (
         "import os, sys; sys.stderr.buffer.write(b'srun: error: gr\\xf6\\xdfer\\n'); "
         "sys.exit(3 if 'SLURM_EXPORT_ENV' in os.environ else 7)"
     )
-    ranks = SrunRanks.start([sys.executable, "-c", code], {**os.environ, "SLURM_EXPORT_ENV": "NONE"})
+    environ = {**os.environ, "SLURM_EXPORT_ENV": "NONE"}
+    ranks = SrunRanks.start([sys.executable, "-c", code], environ, StartWatch(tmp_path / "log", 60))
     assert wait(ranks) == RanksEnd({}, launcher_lines=("srun: error: gr\ufffd\ufffder",), launcher_code=7)
 
 
@@ -149,10 +151,18 @@ def test_srun_is_asked_to_stop_by_usr2(tmp_path: Path) -> None:
         "import pathlib, signal, sys; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75)); "
         f"pathlib.Path({str(ready)!r}).touch(); signal.pause()"
     )
-    ranks = SrunRanks.start([sys.executable, "-c", code], os.environ)
+    ranks = SrunRanks.start([sys.executable, "-c", code], os.environ, StartWatch(tmp_path / "log", 60))
     wait_for(ready)
     ranks.ask_to_stop()
     assert wait(ranks).launcher_code == 75
+
+
+def test_srun_that_starts_no_rank_is_ended_and_says_why(tmp_path: Path) -> None:
+    words = "srun: Job 5 step creation still disabled"
+    code = f"import sys, time; print({words!r}, file=sys.stderr, flush=True); time.sleep(60)"
+    ranks = SrunRanks.start([sys.executable, "-c", code], os.environ, StartWatch(tmp_path / "log", 0.5))
+    why = f"no rank has begun within 0.5 s (see train.start_timeout_s); {words}"
+    assert wait(ranks) == RanksEnd({}, launcher_lines=(words,), launcher_code=-signal.SIGTERM, given_up=why)
 
 
 def test_local_ranks_have_their_variables_and_one_log(start: Callable[..., LocalRanks], tmp_path: Path) -> None:
@@ -227,7 +237,9 @@ signal.pause()
 DETACHED = f"""
 import os, pathlib, signal, sys, time
 from cluster.launch import {leave_terminal.__name__}
+from cluster.start_watch import StartWatch
 from cluster.runs import write_atomic
+from cluster.start_watch import StartWatch
 from cluster.signals import StopFlag
 
 folder = pathlib.Path(sys.argv[1])

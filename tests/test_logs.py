@@ -143,7 +143,7 @@ def test_growing_log_is_copied_by_whole_lines_and_once(run: RunFolder) -> None:
 def test_run_is_followed_to_its_end_and_the_exit_code_says_which(
     tmp_path: Path, run: RunFolder, environ: dict[str, str], end: str, code: int
 ) -> None:
-    alive = f"17|RUNNING|N/A|1:00|n1||None|{run.path}/s"
+    alive = f"17|17|RUNNING|N/A|1:00|n1||None|{run.path}/s"
     put_executable(tmp_path / "bin", "squeue", f"test -e {tmp_path}/gone || echo '{alive}'")
     following = subprocess.Popen(
         command("cluster.logs", "17", "-f"),

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from cluster.chain import Chain
+from cluster.identity import RunJob
 from cluster.job import Job
 from cluster.predecessor import judge_predecessor, maybe_exit_code_by_predecessor
 from cluster.runs import RunFolder, write_json
-from tests.executables import put_answer
+from tests.executables import put_answer, put_executable, shown_job
 from tests.test_launch import make_plan
 
 
@@ -45,13 +46,15 @@ def chain(tmp_path: Path) -> Chain:
     run.append_event("submitted", attempt=0, job_id="17", route="slurm")
     for job_id in ("18", "19", "20"):
         run.append_event("submitted", attempt=1, job_id=job_id, route="successor", predecessor=str(int(job_id) - 1))
-    job = Job("19", "19", is_on_slurm=True, environ={"PATH": str(tmp_path / "bin")})
+    job = Job(RunJob("19", run.path), is_on_slurm=True, environ={"PATH": str(tmp_path / "bin")})
     plan = replace(make_plan("true"), cluster="slurm", requeue_mode="successor", submit_from="login")
     return Chain(run, plan, job, is_used=True, may_begin=True)
 
 
 def answer(chain: Chain, *lines: str) -> None:
-    put_answer(Path(chain.job.environ["PATH"]), "squeue", "".join(f"{line}|None|n1|0:00\n" for line in lines))
+    folder = Path(chain.job.environ["PATH"])
+    put_answer(folder, "squeue", "".join(f"{line.split('|')[0]}|{line}|None|n1|0:00\n" for line in lines))
+    put_executable(folder, "scontrol", shown_job(chain.run.path))
 
 
 def test_first_to_see_a_users_cancel_leaves_the_mark(chain: Chain) -> None:

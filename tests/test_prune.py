@@ -246,7 +246,7 @@ def test_removal_that_is_killed_leaves_no_manifest_without_its_data(
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "SUSPENDED"])
 def test_run_whose_job_slurm_has_is_left_alone(environ: Path, capsys: pytest.CaptureFixture[str], state: str) -> None:
     run = finish(make_run(environ))
-    put_answer(environ / "bin", "squeue", f"{state}|None|n1|10:00\n")
+    put_answer(environ / "bin", "squeue", f"17|17|{state}|None|n1|10:00\n")
     before = files_of(run)
     code, shown = ask(run.path, "--yes", capsys=capsys)
     (one,) = shown["runs"]
@@ -256,7 +256,7 @@ def test_run_whose_job_slurm_has_is_left_alone(environ: Path, capsys: pytest.Cap
 def test_run_whose_waiting_successor_slurm_has_is_left_alone(environ: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(environ)
     run.append_event("submitted", attempt=1, job_id="18", route="successor", predecessor="17")
-    put_answer(environ / "bin", "squeue", "18|PENDING|Dependency||10:00\n")
+    put_answer(environ / "bin", "squeue", "18|18|PENDING|Dependency||10:00\n")
     assert ask(run.path, "--yes", capsys=capsys)[1]["runs"][0]["reason"] == "job 18 is in the queue, or runs"
 
 
@@ -267,7 +267,7 @@ def test_job_that_starts_while_others_are_removed_is_left_alone(
     put_executable(
         environ / "bin",
         "squeue",
-        f"[ -e {environ}/asked ] && echo 'RUNNING|None|n1|10:00'; : > {environ}/asked",
+        f"[ -e {environ}/asked ] && echo '17|17|RUNNING|None|n1|10:00'; : > {environ}/asked",
     )
     before = files_of(run)
     code, shown = ask(run.path, "--yes", capsys=capsys)
@@ -365,7 +365,7 @@ def test_what_is_not_clear_ends_with_2(
 ) -> None:
     make_run(environ)
     assert main(words) == 2
-    assert capsys.readouterr().err == expected.format(index=index.index_path(os.environ))
+    assert capsys.readouterr().err == expected.format(index=index.index_folder(os.environ) / index.ALL_HOSTS)
 
 
 def test_run_of_another_release_is_not_touched(environ: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,7 +378,7 @@ def test_run_of_another_release_is_not_touched(environ: Path, capsys: pytest.Cap
 def test_table_fits_80_columns_and_says_what_was_left_alone(environ: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish(make_run(environ, "20261130-000000-aaaa", job_id="16"))
     make_run(environ, "20261130-000001-bbbb", job_id="17")
-    put_answer(environ / "bin", "squeue", "17|RUNNING|None|n1|10:00\n")
+    put_answer(environ / "bin", "squeue", "17|17|RUNNING|None|n1|10:00\n")
     assert main(["demo"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines == [

@@ -11,13 +11,13 @@ from cluster.runs import utc_text
 from cluster.slurm import ENDED_STATES, SlurmError
 from tests.executables import put_answer, put_executable
 
-# Recorded on Slurm 22.05.8: `squeue --noheader --states=all --user=0 --format=%A|%T|%S|%L|%N|%x|%r|%o`.
+# Recorded on Slurm 22.05.8: `squeue --noheader --states=all --user=0 --format=%i|%A|%T|%S|%L|%N|%x|%r|%o`.
 RECORDED = """\
-7|RUNNING|2026-11-30T09:51:01|0:56|n[1-4]||None|/runs/a/1/submitit/.submission_file_3f.sh
-1|PENDING|2026-11-30T09:52:01|1:00|||Resources|/runs/b/2/submitit/.submission_file_77.sh
-2|PENDING|N/A|UNLIMITED|||PartitionNodeLimit|/tmp/j.sh
-5|PENDING|2026-11-30T10:50:59|UNLIMITED|||BeginTime|(null)
-11|PENDING|N/A|UNLIMITED||n[2-3]|Dependency|/tmp/a | b.sh
+7|7|RUNNING|2026-11-30T09:51:01|0:56|n[1-4]||None|/runs/a/1/submitit/.submission_file_3f.sh
+1|1|PENDING|2026-11-30T09:52:01|1:00|||Resources|/runs/b/2/submitit/.submission_file_77.sh
+2|2|PENDING|N/A|UNLIMITED|||PartitionNodeLimit|/tmp/j.sh
+5|5|PENDING|2026-11-30T10:50:59|UNLIMITED|||BeginTime|(null)
+11|11|PENDING|N/A|UNLIMITED||n[2-3]|Dependency|/tmp/a | b.sh
 """
 
 
@@ -55,7 +55,7 @@ def test_jobs_are_read_from_one_answer(tmp_path: Path) -> None:
         "5": QueueJob("5", "PENDING", "BeginTime", local("2026-11-30T10:50:59"), None, "", "", "(null)"),
         "11": QueueJob("11", "PENDING", "Dependency", None, None, "", "n[2-3]", "/tmp/a | b.sh"),
     }
-    asked = "--noheader --states=all --user=0 --format=%A|%T|%S|%L|%N|%x|%r|%o standard "
+    asked = "--noheader --states=all --user=0 --format=%i|%A|%T|%S|%L|%N|%x|%r|%o standard "
     assert (tmp_path / "asked").read_text() == asked
 
 
@@ -104,7 +104,7 @@ def test_every_state_in_which_a_job_has_ended_is_no_live_one() -> None:
 def test_unknown_state_is_a_warning_and_counts_as_alive(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_answer(tmp_path, "squeue", "1|DREAMING|N/A|1:00|||None|x\n2|DREAMING|N/A|1:00|||None|x\n")
+    put_answer(tmp_path, "squeue", "1|1|DREAMING|N/A|1:00|||None|x\n2|2|DREAMING|N/A|1:00|||None|x\n")
     monkeypatch.setattr(logging.getLogger("run"), "propagate", True)
     jobs = ask_queue({"PATH": str(tmp_path)}, user="0")
     assert [(job.kind, job.is_alive) for job in jobs.values()] == [("unknown", True)] * 2
@@ -113,8 +113,12 @@ def test_unknown_state_is_a_warning_and_counts_as_alive(
 
 # Field report 24: accounting keeps a row for each time a job ran; the newest counts.
 def test_newest_record_of_a_job_counts(tmp_path: Path) -> None:
-    put_answer(tmp_path, "sacct", "17|PREEMPTED\n17|COMPLETED\n18|CANCELLED by 54321\n")
-    assert recorded_ends(["17", "18"], {"PATH": str(tmp_path)}) == {"17": "COMPLETED", "18": "CANCELLED"}
+    put_answer(tmp_path, "sacct", "17|17|PREEMPTED\n17|17|COMPLETED\n22_3|24|CANCELLED by 54321\n")
+    assert recorded_ends(["17", "22_3"], {"PATH": str(tmp_path)}) == {
+        "17": "COMPLETED",
+        "22_3": "CANCELLED",
+        "24": "CANCELLED",
+    }
 
 
 # Field report 25: accounting that is off is no error.
@@ -132,4 +136,4 @@ def test_accounting_is_not_asked_about_nothing(tmp_path: Path) -> None:
 
 
 def test_line_with_a_null_host_list_has_none() -> None:
-    assert read_job("1|PENDING|N/A|1:00|(null)|(null)|None|x").nodes == ""
+    assert read_job("1|1|PENDING|N/A|1:00|(null)|(null)|None|x")[1].nodes == ""

@@ -1,13 +1,15 @@
 """Raw sbatch route: the spec as the allocation has it, frozen once per job."""
 
 import logging
+import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from cluster import raw
 from cluster.plan import read_plan
-from cluster.runs import RELEASE, RunError
+from cluster.runs import RELEASE, RunError, utc_text
 from cluster.spec import load_spec
 from tests.executables import put_answer
 
@@ -18,9 +20,11 @@ SPEC = "name: demo\nnodes: 4\ngpus_per_node: 2\ncpus_per_task: 4\ntime_limit: 8:
 def environ(tmp_path: Path) -> dict[str, str]:
     """The variables of an allocation that is just what SPEC asks for."""
     put_answer(tmp_path / "bin", "squeue", "8:00:00\n")
+    show(tmp_path)
     return {
         "PATH": str(tmp_path / "bin"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
+        "SLURM_CLUSTER_NAME": "here",
         "SLURM_JOB_ID": "17",
         "SLURM_JOB_NODELIST": "n[1-4]",
         "SLURM_NTASKS": "8",
@@ -30,6 +34,13 @@ def environ(tmp_path: Path) -> dict[str, str]:
         "SLURM_JOB_PARTITION": "gpu",
         "SLURM_JOB_ACCOUNT": "the site's default",
     }
+
+
+def show(folder: Path, start: str = "2026-01-02T03:04:05", restarts: int = 0) -> None:
+    """What scontrol says of job 17."""
+    paths = "   Command=/home/me/ddp.sbatch spec.yaml\n   StdOut=/home/me/ddp-17.log\n"
+    shown = f"JobId=17 JobName=ddp\n   Requeue=1 Restarts={restarts}\n   StartTime={start}\n{paths}\n"
+    put_answer(folder / "bin", "scontrol", shown)
 
 
 @pytest.fixture
@@ -54,7 +65,10 @@ def test_run_folder_bears_the_job_id_and_holds_the_spec_and_its_plan(
     assert load_spec(run.spec, cwd=run.path) == load_spec(spec, ["train.lr=0.5"], cwd=Path.cwd())
     assert (read_plan(run).num_nodes, read_plan(run).world_size) == (4, 8)
     events = [{**event, "time": ""} for event in run.read_events()]
-    told = {"attempt": 0, "job_id": "17", "route": "sbatch", "format_version": 1, "release": RELEASE}
+    start = utc_text(datetime.fromisoformat("2026-01-02T03:04:05"))
+    job = {"command": "/home/me/ddp.sbatch spec.yaml", "start": start, "restarts": 0}
+    head = {"attempt": 0, "job_id": "17", "route": "sbatch", "cluster": "here", "job": job}
+    told = {**head, "format_version": 1, "release": RELEASE}
     assert events == [{"time": "", "event": "submitted", **told}]
     assert log.messages == []
 
@@ -89,7 +103,7 @@ def test_requeued_job_goes_on_with_its_frozen_spec_though_the_source_was_edited(
     spec.write_text(f"{spec.read_text()}train: {{lr: 0.5}}\n")
     requeued = environ | {"SLURM_RESTART_COUNT": "1"}
     assert (raw.maybe_known_run("17", environ), raw.maybe_known_run("17", requeued)) == (None, run)
-    assert raw.maybe_known_run("18", requeued) is None
+    assert raw.maybe_known_run("18", requeued | {"SLURM_JOB_ID": "18"}) is None
     assert raw.make_run(spec, [], "17", requeued) == run  # where the index is lost
     assert run.spec.read_text() == frozen
 
@@ -108,6 +122,22 @@ def test_second_run_in_one_allocation_needs_another_name_unless_its_spec_is_the_
     assert (
         raw.make_run(spec, ["train.lr=0.5", "name=other"], "17", environ).path == run.path.parents[1] / "other" / "17"
     )
+
+
+def test_job_of_another_cluster_or_of_a_later_count_gets_a_folder_of_its_own_and_finds_it_again(
+    spec: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    old = raw.make_run(spec, [], "17", environ)
+    elsewhere = raw.make_run(spec, [], "17", environ | {"SLURM_CLUSTER_NAME": "there"})
+    assert re.fullmatch(r"17-[0-9a-f]{4}", elsewhere.run_id)
+    assert raw.make_run(spec, [], "17", environ | {"SLURM_CLUSTER_NAME": "there"}) == elsewhere
+
+    there = environ | {"SLURM_CLUSTER_NAME": "there"}
+    show(tmp_path, start="2026-01-03T03:04:05")  # slurmctld has lost its state
+    later = raw.make_run(spec, [], "17", there)
+    assert later.path not in (old.path, elsewhere.path)
+    show(tmp_path, start="2026-01-03T04:04:05", restarts=1)
+    assert raw.maybe_known_run("17", there | {"SLURM_RESTART_COUNT": "1"}) == later
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"])

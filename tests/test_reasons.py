@@ -6,23 +6,29 @@ from cluster.reasons import ADMIN, ITSELF, NEVER, USER, explain
 
 UNKNOWN = explain("NoSuchReason")
 
-# enum job_state_reason of 22.05, as libslurm names the pending ones; the limits of QOS and associations are families.
-KNOWN = """
-None Priority Dependency Resources PartitionNodeLimit PartitionTimeLimit PartitionDown PartitionInactive JobHeldAdmin
-JobHeldUser BeginTime Licenses SystemFailure JobLaunchFailure InvalidAccount InvalidQOS QOSUsageThreshold QOSJobLimit
-QOSResourceLimit QOSTimeLimit Cleaning Prolog QOSNotAllowed AccountNotAllowed DependencyNeverSatisfied
-JobArrayTaskLimit BurstBufferResources BurstBufferStageIn BurstBufferOperation PowerNotAvail PowerReserved
-ReqNodeNotAvail Reservation ReservationDeleted DeadLine FedJobLock FrontEndDown BadConstraints JobHoldMaxRequeue
-PartitionConfig AssociationJobLimit AssociationResourceLimit AssociationTimeLimit MaxMemPerLimit NodeDown
+# Slurm's documentation, "Job Reason Codes", release 25.11, with the words of older releases; all of them.
+RESOURCES = ["BB", "Billing", "Energy", "GRES", "License", "Memory", "Mem", "Node", "Unknown", "CPU", "Cpu"]
+LIMITS = (
+    "AssocGrp{} AssocGrp{}Minutes AssocGrp{}RunMinutes AssocMax{}MinutesPerJob AssocMax{}PerJob AssocMax{}PerNode "
+    "Max{}PerAccount QOSGrp{} QOSGrp{}Minutes QOSGrp{}RunMinutes QOSMax{}MinutesPerJob QOSMax{}PerJob QOSMax{}PerNode "
+    "QOSMax{}PerUser QOSMin{}"
+)
+KNOWN = f"""
+AccountingPolicy AccountNotAllowed AssociationJobLimit AssociationResourceLimit AssociationTimeLimit BadConstraints
+BeginTime BurstBufferOperation BurstBufferResources BurstBufferStageIn Cleaning Constraints DeadLine Dependency
+DependencyNeverSatisfied FedJobLock FrontEndDown InactiveLimit InvalidAccount InvalidQOS JobArrayTaskLimit JobHeldAdmin
+JobHeldUser JobHoldMaxRequeue JobLaunchFailure Licenses MaxMemPerLimit NodeDown NonZeroExitCode None OutOfMemory
+PartitionConfig PartitionDown PartitionInactive PartitionNodeLimit PartitionTimeLimit PowerNotAvail PowerReserved
+Priority Prolog QOSJobLimit QOSNotAllowed QOSResourceLimit QOSTimeLimit QOSUsageThreshold RaisedSignal ReqNodeNotAvail
+Reservation ReservationDeleted ReservationInvalid Resources SchedDefer SystemFailure TimeLimit WaitingForScheduling
 AssocGrpCpuLimit AssocGrpCPUMinutesLimit AssocGrpCPURunMinutesLimit AssocGrpJobsLimit AssocGrpMemLimit
 AssocGrpNodeLimit AssocGrpSubmitJobsLimit AssocGrpWallLimit AssocMaxJobsLimit AssocMaxCpuPerJobLimit
-AssocMaxNodePerJobLimit AssocMaxWallDurationPerJobLimit AssocMaxSubmitJobLimit AssocGrpGRES AssocMaxGRESPerJob
-AssocMaxCpuMinutesPerJobLimit AssocGrpBilling QOSGrpCpuLimit QOSGrpCPUMinutesLimit QOSGrpJobsLimit QOSGrpMemLimit
-QOSGrpNodeLimit QOSGrpSubmitJobsLimit QOSGrpWallLimit QOSMaxCpuPerJobLimit QOSMaxCpuMinutesPerJobLimit
-QOSMaxNodePerJobLimit QOSMaxWallDurationPerJobLimit QOSMaxCpuPerUserLimit QOSMaxJobsPerUserLimit
-QOSMaxNodePerUserLimit QOSMaxSubmitJobPerUserLimit QOSMinCpuNotSatisfied QOSMaxGRESPerUser QOSMinGRES QOSGrpGRES
-MaxCpuPerAccount MaxJobsPerAccount MaxNodePerAccount MaxSubmitJobsPerAccount MaxBBPerAccount MaxGRESPerAccount
-MaxMemoryPerAccount WaitingForScheduling
+AssocMaxCpuMinutesPerJobLimit AssocMaxNodePerJobLimit AssocMaxSubmitJobLimit AssocMaxWallDurationPerJobLimit
+QOSGrpCpuLimit QOSGrpCPUMinutesLimit QOSGrpCPURunMinutesLimit QOSGrpJobsLimit QOSGrpMemLimit QOSGrpNodeLimit
+QOSGrpSubmitJobsLimit QOSGrpWallLimit QOSMaxCpuPerJobLimit QOSMaxCpuMinutesPerJobLimit QOSMaxCpuPerUserLimit
+QOSMaxJobsPerUserLimit QOSMaxNodePerJobLimit QOSMaxNodePerUserLimit QOSMaxSubmitJobPerUserLimit
+QOSMaxWallDurationPerJobLimit QOSMinCpuNotSatisfied MaxJobsPerAccount MaxSubmitJobsPerAccount
+{" ".join(LIMITS.format(*[resource] * 15) for resource in RESOURCES)}
 """
 
 
@@ -45,9 +51,9 @@ def test_reason_is_known(reason: str) -> None:
             ITSELF,
             "Priority Resources BeginTime Dependency ReqNodeNotAvail Licenses None QOSMaxJobsPerUserLimit "
             "AssocGrpCpuLimit AssocMaxJobsLimit QOSGrpNodeLimit QOSJobLimit MaxJobsPerAccount QOSMaxGRESPerUser "
-            "BurstBufferStageIn Reservation",
+            "BurstBufferStageIn Reservation Constraints AssocGrpCPURunMinutesLimit QOSGrpGRESRunMinutes",
         ),
-        (USER, "JobHeldUser JobLaunchFailure JobHoldMaxRequeue"),
+        (USER, "JobHeldUser JobLaunchFailure JobHoldMaxRequeue BurstBufferOperation"),
         (ADMIN, "JobHeldAdmin PartitionDown PartitionInactive AssocGrpCPUMinutesLimit QOSGrpCPUMinutesLimit"),
     ],
 )
@@ -73,10 +79,14 @@ def test_word_is_found_in_what_squeue_prints(said: str, word: str) -> None:
     assert explain(said) == explain(word)
 
 
-def test_job_that_slurm_holds_after_a_failed_start_is_to_be_released() -> None:
-    reason = explain("launch failed requeued held")
+@pytest.mark.parametrize(
+    "said",
+    ["launch failed requeued held", "job requeued in held state", "user env retrieval failed requeued held"],
+)
+def test_job_that_slurm_holds_is_to_be_released(said: str) -> None:
+    reason = explain(said)
     assert (reason.text, reason.ended_by, reason.to_do) == (
-        "Slurm holds it after a failed start (launch failed requeued held)",
+        f"Slurm holds it until it is released ({said})",
         USER,
         "scontrol release JOB_ID",
     )

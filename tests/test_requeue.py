@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cluster.requeue import POLICY, Decision, Past, back_off_s, decide, is_over
+from cluster.requeue import POLICY, Decision, Past, back_off_s, is_over, settle, unasked, wish, without_queue
 from cluster.slurm import JobState
 from cluster.spec import Cause
 
@@ -14,9 +14,10 @@ COMPLETING = JobState("COMPLETING", "None", "n1", 5000)
 
 
 def after(*history: tuple[str, int], job: JobState | None = RUNNING, **changes: Any) -> Decision:  # noqa: ANN401
-    """The decision after attempts, each (cause, newest checkpoint), on Slurm unless said otherwise."""
-    wanted = {"is_on_slurm": True, "max_failures": 0, "overrides": {}, "maybe_mark": None, "stop_signal": ""}
-    return decide([Past(*past) for past in history], maybe_job=job, **{**wanted, **changes})
+    """The decision after attempts, each (cause, newest checkpoint), once Slurm has said where the job is."""
+    wanted = {"max_failures": 0, "overrides": {}, "maybe_mark": None, "stop_signal": ""}
+    wished = wish([Past(*past) for past in history], **{**wanted, **changes})
+    return wished if wished.action in ("leave", "stop") else settle(wished, job)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,10 @@ def after(*history: tuple[str, int], job: JobState | None = RUNNING, **changes: 
         ("connection", RUNNING, "restart"),
         ("port", RUNNING, "restart"),
         ("hang", RUNNING, "restart"),
+        ("launch", RUNNING, "requeue"),
+        ("launch", COMPLETING, "leave"),
+        ("unfit node", RUNNING, "requeue"),
+        ("srun killed", RUNNING, "restart"),
         ("exception", RUNNING, "stop"),
         ("nan", RUNNING, "stop"),
     ],
@@ -51,9 +56,30 @@ def test_cause_and_slurms_state_decide(cause: str, job: JobState | None, action:
     assert after((cause, 40), job=job).action == action
 
 
-@pytest.mark.parametrize(("cause", "action"), [("killed", "restart"), ("preempted", "leave"), ("stopped", "leave")])
-def test_without_slurm_there_is_no_queue(cause: str, action: str) -> None:
-    assert after((cause, 40), job=None, is_on_slurm=False).action == action
+@pytest.mark.parametrize(
+    ("wished", "expected"),
+    [
+        (Decision("restart"), Decision("restart")),
+        (Decision("requeue"), Decision("leave", "there is no queue on this machine")),
+        (Decision("leave"), Decision("leave")),
+    ],
+)
+def test_without_slurm_there_is_no_queue(wished: Decision, expected: Decision) -> None:
+    assert without_queue(wished) == expected
+
+
+@pytest.mark.parametrize(
+    ("action", "is_asked_to_stop", "expected"),
+    [
+        ("restart", False, Decision("restart", "Slurm was not asked: away")),
+        ("restart", True, Decision("leave", "whether the job goes on is not known: away")),
+        ("requeue", False, Decision("leave", "whether the job goes on is not known: away")),
+    ],
+)
+def test_nothing_is_requeued_unasked_and_ranks_start_again_unless_a_signal_came(
+    action: str, is_asked_to_stop: bool, expected: Decision
+) -> None:
+    assert unasked(Decision(action), "away", is_asked_to_stop=is_asked_to_stop) == expected
 
 
 def test_budget_of_failures_is_counted_since_the_last_progress() -> None:
@@ -128,6 +154,14 @@ def test_failures_of_a_bad_node_requeue_the_job_and_use_up_no_patience() -> None
     assert after(("bad node", 0), ("bad node", 0)).action == "requeue"
     assert after(("bad node", 0), ("bad node", 0), ("killed", 0)).action == "restart"
     assert after(("bad node", 0), ("bad node", 0), job=COMPLETING).action == "leave"
+
+
+def test_fifth_attempt_in_a_row_that_a_node_spoils_is_the_last() -> None:
+    spoilt = [("launch", 7), ("unfit node", 7), ("bad node", 7), ("launch", 7)]
+    assert after(("preempted", 7), *spoilt).action == "requeue"
+    why = "5 attempts in a row were spoilt by nodes: the newest checkpoint is still of step 7"
+    assert after(("preempted", 7), *spoilt, ("launch", 7)) == Decision("stop", why)
+    assert after(*spoilt, ("preempted", 8), ("launch", 8)).action == "requeue"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cluster.owner import is_alive
 from cluster.resume import ResumeError, Resumption, prepare_resumption
 from cluster.runs import RunFolder, write_json
 from cluster.spec import SpecError, dump_spec, load_spec
-from tests.executables import put_answer
+from tests.executables import put_answer, put_executable, shown_job
 
 SLURM = "name: demo\ntime_limit: 60\n"
 LOCAL = "name: demo\ncluster: local\n"
@@ -32,7 +32,8 @@ def make_run(folder: Path, text: str = SLURM, route: str = "slurm") -> RunFolder
 
 def slurm_says(folder: Path, state: str) -> dict[str, str]:
     """An environment whose squeue knows every job in this state; "" for none."""
-    put_answer(folder / "bin", "squeue", f"{state}|None|n1|10:00\n" if state else "")
+    put_executable(folder / "bin", "scontrol", shown_job(folder / "demo" / "a"))
+    put_answer(folder / "bin", "squeue", f"17|17|{state}|None|n1|10:00\n" if state else "")
     return {"PATH": str(folder / "bin")}
 
 

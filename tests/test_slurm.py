@@ -9,7 +9,7 @@ from cluster.slurm import (
     JobTerms,
     SlurmError,
     has_ended,
-    is_unreached,
+    is_final,
     job_states,
     job_terms,
     kill_wait_s,
@@ -20,7 +20,6 @@ from cluster.slurm import (
     maybe_submitted_id,
     maybe_time_limit_s,
     node_addresses,
-    requeue,
     run,
     submit,
     would_start,
@@ -40,9 +39,6 @@ SHOW_NODES = (
     "NodeName=n2 Arch=x86_64 CoresPerSocket=16  CPUAlloc=0 CPUEfctv=16 Gres=gpu:2 NodeAddr=host2-ib NodeHostName=host2"
     " Port=12068 Version=22.05.8 State=IDLE Partitions=low,high  BootTime=2026-11-30T03:03:50 \n"
 )
-
-
-PENDING_ALREADY = "Job is pending execution for job 7"
 
 
 def refused(argv: list[str], environ: dict[str, str], timeout_s: float = 30.0) -> str:
@@ -99,9 +95,9 @@ def test_command_without_an_answer_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "state"),
     [
-        ("FAILED|NonZeroExitCode|n[1-2]|0:00\n", JobState("FAILED", "NonZeroExitCode", "n[1-2]", 0)),
-        ("PENDING|Priority||UNLIMITED\n", JobState("PENDING", "Priority", "")),
-        ("CLUSTER: west\nRUNNING|None|n1|1-02:00:03\n", JobState("RUNNING", "None", "n1", 93_603)),
+        ("7|7|FAILED|NonZeroExitCode|n[1-2]|0:00\n", JobState("FAILED", "NonZeroExitCode", "n[1-2]", 0)),
+        ("7|7|PENDING|Priority||UNLIMITED\n", JobState("PENDING", "Priority", "")),
+        ("CLUSTER: west\n7|7|RUNNING|None|n1|1-02:00:03\n", JobState("RUNNING", "None", "n1", 93_603)),
         ("", None),
     ],
     ids=["ended", "pending", "under a cluster's heading", "no line"],
@@ -119,7 +115,7 @@ def test_forgotten_job_has_no_state_but_no_answer_is_an_error(tmp_path: Path) ->
     put_answer(tmp_path, "squeue", errors=refusal, exit_code=1)
     with pytest.raises(SlurmError) as caught:
         maybe_job_state("7", environ)
-    assert str(caught.value) == f"squeue -h -t all -j 7 -o %T|%r|%N|%L: exit code 1: {refusal}"
+    assert str(caught.value) == f"squeue -h -t all -j 7 -o %i|%A|%T|%r|%N|%L: exit code 1: {refusal}"
 
 
 @pytest.mark.parametrize(
@@ -181,19 +177,6 @@ def test_place_of_the_jobs_error_output_is_what_scontrol_shows(tmp_path: Path, a
     assert maybe_error_path("7", {"PATH": str(tmp_path)}) == path
 
 
-def test_requeue_names_the_job_and_a_job_that_waits_already_is_no_error(tmp_path: Path) -> None:
-    environ = {"PATH": str(tmp_path)}
-    put_executable(tmp_path, "scontrol", f'echo "$*" > {tmp_path}/asked')
-    requeue("22_1", environ)
-    assert (tmp_path / "asked").read_text() == "requeue 22_1\n"
-    put_answer(tmp_path, "scontrol", errors=f"{PENDING_ALREADY}\n", exit_code=1)
-    requeue("7", environ)
-    put_answer(tmp_path, "scontrol", errors="Requested operation is presently disabled for job 7\n", exit_code=1)
-    with pytest.raises(SlurmError) as caught:
-        requeue("7", environ)
-    assert str(caught.value) == ("scontrol requeue 7: exit code 1: Requested operation is presently disabled for job 7")
-
-
 def test_node_addresses_are_addresses_or_names(tmp_path: Path) -> None:
     put_answer(tmp_path, "scontrol", SHOW_NODES)
     assert node_addresses(["n1", "n2"], {"PATH": str(tmp_path)}) == {"n1": "10.77.0.1", "n2": "host2-ib"}
@@ -238,10 +221,45 @@ def test_submission_gives_sbatch_its_words_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text() == "--parsable --nodes=2 job.sh --after 17\n"
 
 
+def test_member_of_an_array_is_found_among_all_that_squeue_lists(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    members = "22_1|23|CANCELLED|None||0:00\n22_4|25|PENDING|Resources||9:00\n22_3|22|RUNNING|None|n2|9:00\n"
+    put_answer(tmp_path, "squeue", members)
+    running = JobState("RUNNING", "None", "n2", 540)
+    assert maybe_job_state("22_3", environ) == maybe_job_state("22", environ) == running
+    assert maybe_job_state("22_5", environ) is None
+
+
+def test_job_of_a_federation_lives_on_where_it_is_not_revoked(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    lines = ["17|17|REVOKED|None||0:00\n", "17|17|RUNNING|None|n1|9:00\n"]
+    for answer in (lines, lines[::-1]):
+        put_answer(tmp_path, "squeue", "".join(answer))
+        assert maybe_job_state("17", environ) == JobState("RUNNING", "None", "n1", 540)
+    put_answer(tmp_path, "squeue", lines[0])
+    assert not has_ended(maybe_job_state("17", environ))
+
+
+def test_what_a_users_profile_says_reaches_no_command_and_all_partitions_are_asked_for(tmp_path: Path) -> None:
+    show = 'echo "$SQUEUE_ALL $SQUEUE_ARRAY $SQUEUE_USERS $SINFO_ALL $SCONTROL_ALL $SCANCEL_BATCH $SLURM_TIME_FORMAT"'
+    profile = {"SQUEUE_USERS": "you", "SCANCEL_BATCH": "1", "SINFO_ALL": "0", "SLURM_TIME_FORMAT": "relative"}
+    said = {}
+    for name in ("squeue", "sinfo", "scontrol", "scancel", "sbatch"):
+        put_executable(tmp_path, name, show)
+        said[name] = run([name], {"PATH": str(tmp_path), **profile}).split()
+    assert said == {
+        "squeue": ["1", "1", "standard"],
+        "sinfo": ["1", "standard"],
+        "scontrol": ["1", "standard"],
+        "scancel": ["relative"],
+        "sbatch": ["relative"],
+    }
+
+
 def test_states_of_several_jobs_are_one_question_and_forgotten_jobs_are_left_out(tmp_path: Path) -> None:
     environ = {"PATH": str(tmp_path)}
     assert job_states([], environ) == {}
-    put_answer(tmp_path, "squeue", "17|FAILED|NonZeroExitCode|n[1-2]|0:00\n18|PENDING|Dependency||UNLIMITED\n")
+    put_answer(tmp_path, "squeue", "17|17|FAILED|NonZeroExitCode|n[1-2]|0:00\n18|18|PENDING|Dependency||UNLIMITED\n")
     assert job_states(["16", "17", "18"], environ) == {
         "17": JobState("FAILED", "NonZeroExitCode", "n[1-2]", 0),
         "18": JobState("PENDING", "Dependency", ""),
@@ -292,14 +310,36 @@ def test_recorded_state_is_accountings_first_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "unreached"),
+    ("words", "final"),
     [
-        ("slurm_update error: Unable to contact slurm controller (connect failure)", True),
-        ("slurm_load_jobs error: Socket timed out on send/recv operation", True),
-        ("squeue -h: no answer within 30 s", True),
-        ("Requested operation is presently disabled for job 24", False),
-        ("Access/permission denied", False),
+        ("slurm_update error: Unable to contact slurm controller (connect failure)", False),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", False),
+        ("squeue -h: no answer within 30 s", False),
+        ("slurm_load_jobs error: Slurm backup controller in standby mode", False),
+        ("slurm_load_jobs error: Controller is in standby mode, try a different controller", False),
+        ("slurm_load_jobs error: Connection refused", False),
+        ("slurm_load_jobs error: Protocol authentication error", False),
+        ("slurm_load_jobs error: Invalid authentication credential", False),
+        ("slurm_load_jobs error: Message connection failed", False),
+        ("slurm_update error: Job can not be altered now, try again later", False),
+        ("sbatch: error: Batch job submission failed: Unable to create job record, try again", False),
+        ("srun: error: Unable to create step for job 5: PrologSlurmctld is still running", False),
+        ("words of a release to come", False),
+        ("squeue is not on PATH: is this a machine of the cluster?", True),
+        ("squeue: exit code 1: slurm_load_jobs error: Invalid job id specified", True),
+        ("Requested operation is presently disabled for job 24", True),
+        ("slurm_update error: Access/permission denied", True),
+        ("slurm_requeue error: Job/step already completing or completed", True),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            True,
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)",
+            True,
+        ),
+        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", True),
     ],
 )
-def test_refusal_is_told_from_no_answer(words: str, unreached: bool) -> None:
-    assert is_unreached(SlurmError(words)) is unreached
+def test_refusal_for_good_is_told_from_what_may_pass(words: str, final: bool) -> None:
+    assert is_final(SlurmError(words)) is final

@@ -12,7 +12,7 @@ from cluster.owner import Answer, Owner, jobs_since_submission, maybe_owner
 from cluster.runs import RunFolder, write_json
 from cluster.stop import StopError, main, stop
 from tests.conftest import StartSupervisor
-from tests.executables import put_answer, put_executable
+from tests.executables import put_answer, put_executable, shown_job
 
 TO_GO_ON = "to go on: python -m cluster.submit --resume"
 
@@ -31,12 +31,13 @@ def put_slurm(folder: Path, state: str, *, steps: str = "17.batch\n17.0\n", then
 
     state: "" for no job.  then: the state after scancel.
     """
-    lines = [f"{word}|None|n1|10:00\n" if word else "" for word in (state, then or state)]
+    lines = [f"17|17|{word}|None|n1|10:00\n" if word else "" for word in (state, then or state)]
     (folder / "state").write_text(lines[0])
     (folder / "then").write_text(lines[1])
     change = f"cp {folder}/then {folder}/state" if then else ":"
     squeue = f'case "$*" in *--steps*) printf "{steps}"; exit;; esac; while read line; do echo "$line"; done'
     put_executable(folder / "bin", "squeue", f"{squeue} < {folder}/state")
+    put_executable(folder / "bin", "scontrol", shown_job(folder / "demo" / "a"))
     put_executable(folder / "bin", "scancel", f'echo "$*" >> {folder}/asked; PATH=/usr/bin:/bin; {change}')
     return {"PATH": str(folder / "bin"), "XDG_STATE_HOME": str(folder)}
 
@@ -46,9 +47,14 @@ def put_chain(folder: Path, run: RunFolder, state: str) -> dict[str, str]:
     for job_id, predecessor in (("18", "17"), ("19", "18")):
         run.append_event("submitted", attempt=0, job_id=job_id, route="successor", predecessor=predecessor)
     environ = put_slurm(folder, state)
-    lines = [f"{job_id}|{word}|None|n1|10:00" for job_id, word in (("17", state), ("18", "PENDING"), ("19", "PENDING"))]
-    (folder / "state").write_text("".join(f"{line}\n" for line in lines))
+    put_states(folder, f"17|{state} 18|PENDING 19|PENDING")
     return environ
+
+
+def put_states(folder: Path, states: str) -> None:
+    """What squeue says of several jobs, such as `17|RUNNING 18|PENDING`."""
+    pairs = (state.split("|") for state in states.split())
+    (folder / "state").write_text("".join(f"{job}|{job}|{word}|None|n1|10:00\n" for job, word in pairs))
 
 
 def asked(folder: Path) -> list[str]:
@@ -77,7 +83,7 @@ def test_requeue_is_in_the_mark_for_the_supervisor_to_read(tmp_path: Path) -> No
 def test_job_that_leaves_before_its_ranks_start_needs_no_signal(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     environ = put_slurm(tmp_path, "RUNNING", steps="17.batch\n")
-    leave = f"PATH=/usr/bin:/bin; echo '17.batch'; echo 'COMPLETED|None||0:00' > {tmp_path}/state; exit"
+    leave = f"PATH=/usr/bin:/bin; echo '17.batch'; echo '17|17|COMPLETED|None||0:00' > {tmp_path}/state; exit"
     answering = (tmp_path / "bin/squeue").read_text()
     (tmp_path / "bin/squeue").write_text(answering.replace('printf "17.batch\n"; exit', leave))
     answer = stop(run, environ, requeue=False)
@@ -133,7 +139,7 @@ def test_successors_stay_when_the_run_is_to_go_on(tmp_path: Path) -> None:
 def test_newest_job_that_has_started_owns_a_run(tmp_path: Path, states: str, owner: Owner | None) -> None:
     run = make_run(tmp_path)
     environ = put_chain(tmp_path, run, "RUNNING")
-    (tmp_path / "state").write_text("".join(f"{state}|None|n1|10:00\n" for state in states.split()))
+    put_states(tmp_path, states)
     assert maybe_owner(run, environ) == owner
 
 
@@ -144,9 +150,12 @@ def test_jobs_of_an_earlier_submission_own_nothing(tmp_path: Path) -> None:
     assert [event["job_id"] for event in jobs_since_submission(run)] == ["25"]
 
 
-def test_job_that_is_ending_keeps_the_mark_and_gets_no_signal(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "state", ["COMPLETING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "REVOKED", "NEW_WORD"]
+)
+def test_job_that_takes_no_signal_keeps_the_mark_and_gets_none(tmp_path: Path, state: str) -> None:
     run = make_run(tmp_path)
-    answer = stop(run, put_slurm(tmp_path, "COMPLETING"), requeue=False)
+    answer = stop(run, put_slurm(tmp_path, state), requeue=False)
     assert (answer.action, answer.exit_code, asked(tmp_path), run.stop_mark.exists()) == ("marked", 0, [], True)
 
 
@@ -169,8 +178,15 @@ def test_finished_run_has_nothing_to_stop_even_while_its_job_ends(tmp_path: Path
 def test_slurm_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     answer = stop(run, {"PATH": str(tmp_path)}, requeue=False)
-    words = "Slurm was not reached, and nothing was changed: squeue is not on PATH: is this a machine of the cluster?"
+    words = "nothing was changed: Slurm was not reached: squeue is not on PATH: is this a machine of the cluster?"
     assert (answer, run.stop_mark.exists()) == (Answer("none", words, 4), False)
+
+
+def test_suspended_job_is_said_to_stop_as_soon_as_it_goes_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    answer = stop(run, put_slurm(tmp_path, "SUSPENDED"), requeue=False)
+    words = "job 17 is suspended, and leaves as soon as it goes on, by the mark stop.json"
+    assert answer == Answer("marked", f"{words}; {TO_GO_ON} {run.path}", 0, "17")
 
 
 def test_signal_that_slurm_does_not_pass_on_leaves_the_mark_and_says_so(tmp_path: Path) -> None:
@@ -252,5 +268,5 @@ def test_run_that_does_not_exist_is_a_usage_error(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["nosuch"]) == 2
-    words = f"'nosuch' is no run folder, and {tmp_path}/slurm-ddp/runs.jsonl knows no run id, job id or name like it\n"
+    words = f"'nosuch' is no run folder, and {tmp_path}/slurm-ddp/runs*.jsonl knows no run id, job id or name like it\n"
     assert capsys.readouterr() == ("", words)

@@ -21,6 +21,8 @@ from tests.sites import put_site
 
 REPOSITORY = Path(__file__).parents[1]
 
+SITE = "sandbox_99a50359"  # as the recorded scontrol says
+
 SPEC = """\
 name: my demo
 nodes: 2
@@ -50,6 +52,8 @@ SCRIPT = """\
 #SBATCH --time=00:30:00
 
 # setup
+if [ -r 'FOLDER/runs/my demo/RUN_ID/code/cluster/node_check.sh' ]; then \
+. 'FOLDER/runs/my demo/RUN_ID/code/cluster/node_check.sh' 'FOLDER/runs/my demo/RUN_ID' PYTHON; fi
 set -e
 export NCCL_DEBUG=INFO
 GUARD
@@ -193,7 +197,8 @@ def test_sbatch_that_prints_no_job_id_may_have_taken_the_job(folder: Path) -> No
     run = only_run(folder)
     assert done.stderr.splitlines() == [
         "no job id in what sbatch printed: 'Welcome'",
-        f"Slurm may have taken the job all the same. To find out: squeue --me -t all -o '%i %T %o' | grep {run.run_id}",
+        f"Slurm may have taken the job all the same. To find out: "
+        f"squeue -a --me -t all -o '%i %T %o' | grep {run.run_id}",
         f"To go on, without a second job if there is one: python -m cluster.submit --resume '{run.path}'",
     ]
 
@@ -209,8 +214,8 @@ def test_submitted_run_has_its_spec_plan_script_and_event(folder: Path) -> None:
     assert load_spec(run.spec, cwd=run.path) == spec
     assert read_plan(run) == make_plan(spec, run, python=sys.executable, maybe_code_root=run.code)
     events = [{**event, "time": ""} for event in run.read_events()]
-    told = {"attempt": 0, "job_id": "17", "route": "slurm", "format_version": 1, "release": RELEASE}
-    announced = {"time": "", "event": "submitting", "attempt": 0, "job_id": "", "route": "slurm"}
+    told = {"attempt": 0, "job_id": "17", "route": "slurm", "cluster": SITE, "format_version": 1, "release": RELEASE}
+    announced = {"time": "", "event": "submitting", "attempt": 0, "job_id": "", "route": "slurm", "cluster": SITE}
     assert events == [announced, {"time": "", "event": "submitted", **told}]
     option, script, rank = (folder / "bin" / "asked").read_text().splitlines()
     assert (option, Path(script).parent, rank) == ("--parsable", run.submitit, "none")
@@ -330,7 +335,7 @@ def test_refusal_removes_a_new_run_folder_and_keeps_an_old_one(
 )
 def test_run_folder_of_a_job_that_may_have_been_taken_is_kept(tmp_path: Path, words: str) -> None:
     advice = (
-        "Slurm may have taken the job all the same. To find out: squeue --me -t all -o '%i %T %o' | grep a\n"
+        "Slurm may have taken the job all the same. To find out: squeue -a --me -t all -o '%i %T %o' | grep a\n"
         f"To go on, without a second job if there is one: python -m cluster.submit --resume {tmp_path}/demo/a"
     )
     assert told_of(tmp_path, words, is_new=True) == (f"{words}\n{advice}", 4, True)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from cluster.address import AddressError
 from cluster.allocation import AllocationError
 from cluster.launch import Shape
 from cluster.plan import make_plan, read_plan, write_plan
 from cluster.runs import RunFolder, write_json
 from cluster.spec import dump_spec, load_spec
-from cluster.supervise import SuperviseError, find_plan, read_shape
+from cluster.supervise import SuperviseError, find_master, find_plan, read_shape
 
 REPOSITORY = Path(__file__).parents[1]
 SLURM = "name: demo\nnodes: 2\ntasks_per_node: 3\ntime_limit: 60\n"
@@ -114,13 +115,39 @@ def test_values_for_a_frozen_spec_are_refused(tmp_path: Path) -> None:
     assert run.latest_attempt() == 0
 
 
-def test_slurm_that_cannot_be_asked_ends_the_job_before_an_attempt_is_claimed(tmp_path: Path) -> None:
+def test_commands_of_slurm_that_setup_has_taken_away_end_the_run_with_a_verdict_that_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path, SLURM)
     nodes = {"SLURM_JOB_NODELIST": "node.invalid", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
-    done = supervise(run, PATH=str(tmp_path), **nodes)
-    assert done.returncode == 1
-    assert said(done) == ["super E scontrol is not on PATH: is this a machine of the cluster?"]
-    assert run.latest_attempt() == 0
+    done = supervise(run, PATH=str(tmp_path), SLURM_JOB_ID="17", **nodes)
+    verdict = json.loads(run.verdict(1).read_text())
+    assert (done.returncode, verdict["outcome"], verdict["cause"], verdict["action"]) == (2, "failed", "usage", "leave")
+    assert verdict["reason"] == (
+        f"srun, squeue, scontrol: not on PATH after setup ({tmp_path}); load your site's module of Slurm there, or "
+        "leave PATH as it was"
+    )
+
+
+@pytest.mark.parametrize(("may_pass", "answers"), [(True, 2), (False, 1)], ids=["may pass", "for good"])
+def test_name_that_may_resolve_later_is_looked_up_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_pass: bool, answers: int
+) -> None:
+    _, plan = find_plan(make_run(tmp_path, SLURM).path, [], {})
+    asked: list[object] = []
+
+    def look_up(nodes: object, environ: object) -> str:
+        asked.append(nodes)
+        if len(asked) < 2:
+            raise AddressError("node n1: no address", may_pass=may_pass)
+        return "10.0.0.1"
+
+    monkeypatch.setattr("cluster.supervise.address.master_address", look_up)
+    monkeypatch.setattr("cluster.supervise.ASK_AGAIN_S", 0.0)
+    if may_pass:
+        assert find_master(plan, ["n1"], {}) == "10.0.0.1"
+    else:
+        with pytest.raises(AddressError):
+            find_master(plan, ["n1"], {})
+    assert len(asked) == answers
 
 
 @pytest.mark.parametrize("visible", ["MIG-2,MIG-5", None])

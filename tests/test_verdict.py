@@ -1,6 +1,7 @@
 """Verdicts: srun's lines as Slurm 22.05.8 prints them, and records as failing ranks leave them."""
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,8 @@ UNSTARTABLE = Verdict(
     "rank 2 could not be started (exit code 127): its interpreter, or what enters its container, is not on its node; "
     "see the attempt's log",
     2,
+    2,
+    "n2",
 )
 
 
@@ -80,7 +83,8 @@ UNSTARTABLE = Verdict(
 def test_rank_whose_interpreter_is_not_on_its_node_is_told_in_words(
     failures: list[dict[str, Any]], end: RanksEnd
 ) -> None:
-    assert judge(Evidence(False, None, failures, end)) == UNSTARTABLE
+    node = "n2" if end.launcher_lines else None
+    assert judge(Evidence(False, None, failures, end)) == replace(UNSTARTABLE, node=node)
 
 
 def test_srun_without_the_plugin_for_containers_is_told_in_words() -> None:
@@ -114,7 +118,7 @@ def test_srun_without_the_plugin_for_containers_is_told_in_words() -> None:
         pytest.param(
             [failure(0, "usage")],
             srun("srun: error: n1: task 0: Exited with exit code 2"),
-            Verdict("failed", "usage", "rank 0 on n1: DataError: no data", 2, 0),
+            Verdict("failed", "usage", "rank 0 on n1: DataError: no data", 2, 0, "n1"),
             id="what the user can mend",
         ),
         pytest.param(
@@ -229,6 +233,109 @@ def test_first_cause_is_named(failures: list[dict[str, Any]], end: RanksEnd, ver
 @pytest.mark.parametrize("end", [srun(code=0), KILLED_2, local(0, 0)])
 def test_run_with_a_summary_is_finished_however_its_ranks_ended(end: RanksEnd) -> None:
     assert judge(Evidence(True, None, [], end)) == Verdict("finished", "finished", "all steps done", 0)
+
+
+UNLAUNCHED = (
+    "srun: error: Task launch for StepId=1.0 failed on node n2: Communication connection failure",
+    "srun: error: Application launch failed: Communication connection failure",
+    "srun: Job step aborted",
+    "srun: error: n1: task 0: Killed",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        (
+            UNLAUNCHED,
+            Verdict(
+                "failed",
+                "launch",
+                "Slurm could not start the ranks on n2: Communication connection failure",
+                1,
+                node="n2",
+                nodes=("n2",),
+            ),
+        ),
+        (
+            (UNLAUNCHED[0], UNLAUNCHED[0].replace("n2", "n4"), *UNLAUNCHED[1:]),
+            Verdict(
+                "failed",
+                "launch",
+                "Slurm could not start the ranks on n2, n4: Communication connection failure",
+                1,
+                node="n2",
+                nodes=("n2", "n4"),
+            ),
+        ),
+        (
+            ("srun: error: Task launch for 7.0 failed on node n2: Job credential expired",),
+            Verdict(
+                "failed",
+                "launch",
+                "Slurm could not start the ranks on n2: Job credential expired",
+                1,
+                node="n2",
+                nodes=("n2",),
+            ),
+        ),
+        (
+            ("srun: error: task 3 launch failed: Job prolog failed", "srun: error: n1: task 0: Killed"),
+            Verdict("failed", "launch", "Slurm could not start the ranks: Job prolog failed", 1, 3),
+        ),
+        (
+            ("srun: error: Unable to create step for job 5: Socket timed out on send/recv operation",),
+            Verdict("failed", "launch", "Slurm could not start the ranks: Socket timed out on send/recv operation", 1),
+        ),
+        (
+            ("srun: error: Unable to create step for job 5: More processors requested than permitted",),
+            Verdict("failed", "usage", "Slurm refused to start the ranks: More processors requested than permitted", 2),
+        ),
+        (("srun: error: n3: task 2: Killed", *UNLAUNCHED), killed(2, "Killed")),
+    ],
+    ids=["dead node", "two nodes", "older words", "by rank", "no step", "the job's own shape", "a rank was first"],
+)
+def test_node_that_cannot_start_ranks_is_at_fault_and_not_those_whose_ranks_srun_ends_for_it(
+    lines: tuple[str, ...], verdict: Verdict
+) -> None:
+    assert judge(Evidence(False, None, [failure(0, "connection")], srun(*lines, code=233))) == verdict
+
+
+def test_srun_that_is_killed_is_a_cause_of_its_own_whatever_the_ranks_say_of_lost_connections() -> None:
+    expected = Verdict("failed", "srun killed", "srun was ended by SIGKILL, and with it all ranks", 1)
+    assert judge(Evidence(False, None, [], srun(code=-9))) == expected
+    assert judge(Evidence(False, None, [failure(1, "connection")], srun(code=-9))) == expected
+    assert judge(Evidence(False, None, [failure(3)], srun(code=-9))) == NAN
+
+
+def test_start_that_the_supervisor_gave_up_says_why() -> None:
+    end = RanksEnd({}, launcher_lines=("srun: Cancelled pending step for job 5",), launcher_code=1, given_up="no rank")
+    assert judge(Evidence(False, None, [], end)) == Verdict("failed", "launch", "no rank", 1)
+
+
+@pytest.mark.parametrize(
+    ("failures", "trained", "cause", "exit_code"),
+    [
+        ([failure(2, "usage")], False, "usage", 2),
+        ([failure(2, "usage")], True, "unfit node", 1),
+        ([failure(2, "usage"), failure(3, "usage")], True, "unfit node", 1),
+        ([failure(0, "usage"), failure(3, "usage")], True, "usage", 2),
+    ],
+    ids=["never trained", "has trained", "all ranks of a node", "two nodes"],
+)
+def test_what_one_node_lacks_is_its_own_fault_once_the_run_has_trained_elsewhere(
+    failures: list[dict[str, Any]], trained: bool, cause: str, exit_code: int
+) -> None:
+    lines = ("srun: error: n2: task 2: Exited with exit code 2", "srun: error: n1: tasks 0-1: Terminated")
+    found = judge(Evidence(False, None, failures, srun(*lines), has_trained=trained))
+    assert (found.cause, found.exit_code) == (cause, exit_code)
+    assert cause == "usage" or (found.rank, found.node, found.reason) == (2, "n2", "rank 2 on n2: DataError: no data")
+
+
+def test_interpreter_that_is_missing_on_one_node_is_its_fault_once_the_run_has_trained() -> None:
+    end = srun("srun: error: n2: task 2: Exited with exit code 127")
+    found = judge(Evidence(False, None, [], end, has_trained=True))
+    assert (found.cause, found.rank, found.node, found.exit_code) == ("unfit node", 2, "n2", 1)
 
 
 @pytest.mark.parametrize("end", [srun("srun: error: n1: task 0: Exited with exit code 75"), KILLED_2, local(75, 75)])

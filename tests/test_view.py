@@ -83,7 +83,7 @@ def test_job_id_of_another_cluster_is_not_looked_up_in_this_one(tmp_path: Path, 
 def test_index_line_says_which_cluster_it_is_of(tmp_path: Path, environ: dict[str, str]) -> None:
     run = make_run(tmp_path, environ, 1)
     index_path(environ).unlink()
-    register(run, "1", {**environ, "SLURM_CLUSTER_NAME": "here"}, "slurm")
+    register(run, "1", environ, "slurm", "here")
     assert '"route": "slurm", "cluster": "here"' in index_path(environ).read_text()
 
 
@@ -130,7 +130,7 @@ def test_run_with_a_damaged_file_is_told_and_hides_no_other(tmp_path: Path, envi
 def test_accounting_is_asked_once_and_only_for_what_nobody_else_knows(tmp_path: Path, environ: dict[str, str]) -> None:
     for number, kind in enumerate(("finished", "failed", "training", "pending", "pending"), 1):
         make_run(tmp_path, environ, number, kind)
-    answer = "3|OUT_OF_MEMORY\\n4|CANCELLED by 0\\n"
+    answer = "3|3|OUT_OF_MEMORY\\n4|4|CANCELLED by 0\\n"
     put_executable(tmp_path / "bin", "sacct", f"echo $* >> {tmp_path}/recorded; printf '{answer}'")
     assert seen(environ) == {
         "0005": "failed",
@@ -140,7 +140,7 @@ def test_accounting_is_asked_once_and_only_for_what_nobody_else_knows(tmp_path: 
         "0001": "finished",
     }
     words = (tmp_path / "recorded").read_text().split()
-    assert words == ["--noheader", "--allocations", "--parsable2", "--format=JobIDRaw,State", "--jobs=5,4,3"]
+    assert words == ["--noheader", "--allocations", "--parsable2", "--format=JobID,JobIDRaw,State", "--jobs=5,4,3"]
 
 
 COUNT_OPENS = """

@@ -29,6 +29,7 @@ JobId=15 JobName=broken
    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=1:0
    ReqNodeList=(null) ExcNodeList=(null)
    NodeList=n[1-2]
+   Command=RUN/job.sbatch
 """
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -67,7 +68,7 @@ def record(run: RunFolder, attempt: int, rank: int, exception: str = "E: x") -> 
 
 def test_failed_run_is_explained_in_ten_lines(tmp_path: Path, environ: dict[str, str]) -> None:
     run = make_run(tmp_path, environ, 15, "failed")
-    put_answer(tmp_path / "bin", "scontrol", SHOWN)
+    put_answer(tmp_path / "bin", "scontrol", SHOWN.replace("RUN", str(run.path)))
     end(run, 1, action="restart")
     end(run, 2, why="2 failures since the last progress, requeue.max_failures is 1")
     record(run, 2, 0, "RuntimeError: gloo")
@@ -336,8 +337,8 @@ def test_slurms_word_comes_from_who_knows_the_job_still(tmp_path: Path, environ:
         == slurm_word("15", run, environ)
         == "job 15 was CANCELLED, exit code 0:15 (accounting)"
     )
-    put_answer(tmp_path / "bin", "scontrol", SHOWN)
-    assert by_controller("15", environ) == "job 15 is FAILED (NonZeroExitCode), exit code 1:0"
+    put_answer(tmp_path / "bin", "scontrol", SHOWN.replace("RUN", str(run.path)))
+    assert by_controller("15", run, environ) == "job 15 is FAILED (NonZeroExitCode), exit code 1:0"
     run.batch_log("15").write_text(
         "slurmstepd-n1: error: *** JOB 15 ON n1 CANCELLED AT 2026-11-30T10:06:33 DUE TO TIME LIMIT, SEE SLURMCTLD LOG "
         "FOR DETAILS ***\nmore\n"

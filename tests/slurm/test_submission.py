@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import slurm
+from cluster import orders, slurm
+from cluster.identity import RunJob, maybe_shown
 from cluster.runs import RunFolder
 from cluster.sandbox import Sandbox
 from tests.executables import put_executable
@@ -39,7 +40,7 @@ def controller(sandbox: Sandbox) -> Iterator[int]:
 
 
 def jobs_of(run: RunFolder, environ: dict[str, str]) -> dict[str, str]:
-    return slurm.jobs_that_log_to(run.logs, environ)
+    return slurm.jobs_of(run.path, environ)
 
 
 def shell(command: str, environ: dict[str, str]) -> str:
@@ -76,17 +77,23 @@ def test_job_that_slurm_took_without_an_answer_is_found_is_not_submitted_again_a
     assert (submitted["job_id"], submitted["noted_by"]) == (job_id, "job")
 
 
+@pytest.mark.parametrize("name", ["plain", "100%j of [it] \u00e4'\"|x"])
 def test_lost_answer_of_a_controller_that_answers_again_is_looked_up(
-    tmp_path: Path, staged_data: Path, environ: dict[str, str]
+    tmp_path: Path, staged_data: Path, environ: dict[str, str], name: str
 ) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
     real = shell("command -v sbatch", environ).strip()
     lost = f'{real} "$@" >&2; echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'
     put_executable(tmp_path / "bin", "sbatch", lost)
     environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
-    done = submit(write_spec(tmp_path, staged_data, HELD), environ=environ)
-    run = newest_run(tmp_path)
+    spec = write_spec(tmp_path, staged_data, HELD)
+    done = submit(spec, f"run_root={json.dumps(str(folder / 'runs'), ensure_ascii=False)}", environ=environ)
+    run = newest_run(folder)
     (job_id,) = jobs_of(run, environ)
-    slurm.run(["scancel", job_id], environ)
+    assert maybe_shown(job_id, environ) is not None
+    orders.cancel([RunJob(job_id, run.path)], environ)
+    assert slurm.has_ended(slurm.maybe_job_state(job_id, environ))
     assert (done.returncode, done.stdout) == (0, f"submitted to job {job_id}; run folder: {run.path}\n")
     assert [event["job_id"] for event in events_of(run, "submitted")] == [job_id]
     assert (run.submitit / f"{job_id}_submitted.pkl").exists()

@@ -115,6 +115,14 @@ def test_waiting_runs_say_why_and_whether_that_ends(
     listed = asked("status", environ=environ)
     assert ([run["state"] for run in listed[0]["runs"]], listed[1]) == (["cancelled"] * 4, 0)
 
+    _, requeued = start(tmp_path, staged_data, environ, TWO_NODES)
+    training.wait_for("the job to run", lambda: job_field(requeued, "JobState", environ) == "RUNNING")
+    subprocess.run(["scontrol", "requeuehold", requeued], env=environ, check=True)
+    training.wait_for("the job to wait", lambda: job_field(requeued, "JobState", environ) != "COMPLETING")
+    why, code = asked("why", requeued, environ=environ)
+    assert (why["to_do"], why["never_starts"], code) == (f"scontrol release {requeued}", False, 0)
+    subprocess.run(["scancel", requeued], env=environ, check=True)
+
 
 def shown(state: str, reason: str, *, never: bool) -> dict[str, Any]:
     return {
