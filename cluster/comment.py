@@ -5,7 +5,9 @@ Source: scontrol(1), "Comment"; a job's owner may change it, Slurm 22.05 and 24.
 """
 
 import logging
+import random
 import threading
+import time
 from dataclasses import dataclass, field
 
 from cluster import orders, slurm
@@ -16,8 +18,11 @@ from cluster.runs import RunFolder, maybe_object
 
 log = logging.getLogger("run")
 
-EVERY_S = 60.0  # between two updates without news; slurmctld writes each one down
-FIRST_S = 10.0  # until the ranks have begun to train
+# Between two updates without news, 20 % more or less, so that the jobs of a sweep do not write in step: each update
+# takes a write lock of slurmctld's, and goes to its disk.
+EVERY_S = 600.0
+SPREAD = 0.2
+LOOK_S = 10.0  # between two looks at the heartbeat, which costs Slurm nothing
 STARTING = "starting"
 ANSWER_S = 20.0
 
@@ -31,6 +36,8 @@ class Comment:
     is_wanted: bool  # on Slurm, and no comment in the spec
     _text: str = ""  # what the supervisor says; empty while the heartbeat tells more
     _last: str = ""
+    _stage: str = ""  # what was told last, without its numbers
+    _due_s: float = 0.0  # time.monotonic() of the next update without news
     _is_logged: bool = False  # the first failure
     _news: threading.Event = field(default_factory=threading.Event)
 
@@ -48,9 +55,21 @@ class Comment:
         if self._is_users():
             return
         while True:
-            self.write()
-            self._news.wait(FIRST_S if self._last.startswith(STARTING) else EVERY_S)
+            if self.is_due(time.monotonic()):
+                self.write()
+            self._news.wait(LOOK_S)
             self._news.clear()
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether there is news, or the last update is old.
+
+        Saving and evaluating are part of training here: they come and go.
+        """
+        stage = self._text or (STARTING if self._by_heartbeat().startswith(STARTING) else "training")
+        if stage == self._stage and now_s < self._due_s:
+            return False
+        self._stage, self._due_s = stage, now_s + EVERY_S * random.uniform(1 - SPREAD, 1 + SPREAD)
+        return True
 
     def _is_users(self) -> bool:
         """Whether the job has a comment that no supervisor of this run has written, as after `sbatch --comment`."""

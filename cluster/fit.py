@@ -48,6 +48,7 @@ def judge(spec: JobSpec, site: Site) -> Verdict:
     each = [(partition, [*_partition_problems(spec, partition, site, charge)]) for partition in chosen]
     fitting = [partition for partition, misfits in each if not misfits]
     misfits = [problem for _, misfits in each for problem in misfits]
+    warnings += [problem for partition in chosen for problem in _account_warnings(partition, charge)]
     must_fit_all = (site.config or {}).get("EnforcePartLimits") == "ALL"
     if fitting and not must_fit_all:
         warnings += misfits
@@ -138,10 +139,24 @@ def _admission_problems(spec: JobSpec, partition: Partition, site: Site, charge:
         value = (maybe_value or "").lower()
         if not value:
             continue
-        if allow is not None and value not in (item.lower() for item in allow):
+        if key == "qos" and allow is not None and not _is_listed(value, allow):
             yield Problem(key, f"{maybe_value} may not use partition {name}, Allow{word}={','.join(allow)}")
-        elif allow is None and value in (item.lower() for item in deny):
+        elif allow is None and _is_listed(value, deny):
             yield Problem(key, f"{maybe_value} may not use partition {name}, Deny{word}={','.join(deny)}")
+
+
+def _account_warnings(partition: Partition, charge: Charge) -> Iterator[Problem]:
+    """An account that a partition does not list; newer releases let in accounts below those listed."""
+    allow = partition.allow_accounts
+    if charge.account and allow is not None and not _is_listed(charge.account, allow):
+        listed = f"AllowAccounts={','.join(allow)}"
+        words = f"{charge.account} is not one of partition {partition.name}'s {listed}"
+        yield Problem("account", f"{words}: the job may wait for ever, unless it is below one of them")
+
+
+def _is_listed(name: str, names: Iterable[str]) -> bool:
+    """Slurm takes names of accounts and QOS in any case."""
+    return name.lower() in (item.lower() for item in names)
 
 
 def _time_problems(spec: JobSpec, partition: Partition, site: Site, charge: Charge) -> Iterator[Problem]:

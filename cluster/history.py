@@ -25,6 +25,7 @@ UNWRITTEN = "not written: the verdict on attempt "
 
 def gather(run: RunFolder, plan: LaunchPlan, attempt: int, ranks: Ranks, stop: StopFlag, job: Job) -> Evidence:
     """Collect what the attempt left behind."""
+    run.look_afresh()
     records = []
     for path in sorted(run.failures.glob(f"a{attempt:04d}_r*.json")):
         with contextlib.suppress(json.JSONDecodeError):  # its rank was killed while it wrote

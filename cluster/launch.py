@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Protocol
 
 from cluster import rank
+from cluster.early_signals import begun_blocked
 from cluster.plan import LaunchPlan
 from cluster.runs import EXIT_FINISHED, EXIT_STOPPED
 from cluster.signals import STOP_SIGNALS, held_back
 from cluster.slurm import literal_path
 from cluster.start_watch import StartWatch
+from cluster.step import cpus_per_task, step_environment
 
 log = logging.getLogger("run")
 
@@ -78,17 +80,18 @@ def rank_variables(master_addr: str, master_ports: str, token: str, attempt: int
     }
 
 
-def srun_command(plan: LaunchPlan, shape: Shape, log_path: Path) -> list[str]:
-    """The srun line that starts all ranks of an attempt."""
+def srun_command(plan: LaunchPlan, shape: Shape, log_path: Path, environ: Mapping[str, str]) -> list[str]:
+    """The srun line that starts all ranks of an attempt; environ: the job's."""
     per_node = [] if shape.num_tasks_per_node is None else [f"--ntasks-per-node={shape.num_tasks_per_node}"]
-    # Slurm 22.05 and 23.02 do not hand the job's --cpus-per-task on to its steps.
-    cpus = [] if plan.cpus_per_task is None else [f"--cpus-per-task={plan.cpus_per_task}"]
+    num_cpus = cpus_per_task(plan, shape.num_tasks_per_node, environ)
+    cpus = [] if num_cpus is None else [f"--cpus-per-task={num_cpus}"]
     return [
         "srun",
         f"--nodes={shape.num_nodes}",
         f"--ntasks={shape.num_tasks}",
         *per_node,
         *cpus,
+        "--mem=0",  # all that the job has: with CPUs given the step gets these alone, and of memory per CPU their share
         "--kill-on-bad-exit=1",
         f"--wait={END_TOGETHER_S}",
         "--mpi=none",
@@ -97,7 +100,8 @@ def srun_command(plan: LaunchPlan, shape: Shape, log_path: Path) -> list[str]:
         f"--error={literal_path(log_path)}",
         "--open-mode=append",
         *plan.srun,
-        *plan.rank,
+        # A plugin of srun's changes into the image before it begins the command, and an image need not have a shell.
+        *(plan.rank if plan.srun else begun_blocked(plan.rank)),
     ]
 
 
@@ -119,15 +123,11 @@ class SrunRanks:
 
     @classmethod
     def start(cls, command: Sequence[str], environ: Mapping[str, str], watch: StartWatch) -> "SrunRanks":
-        """Start srun.
-
-        SLURM_EXPORT_ENV, which `sbatch --export=NONE` leaves behind, would make srun drop PATH.
-        """
-        kept = {name: value for name, value in environ.items() if name != "SLURM_EXPORT_ENV"}
+        """Start srun."""
         return cls(
             subprocess.Popen(
                 command,
-                env=kept,
+                env=step_environment(environ),
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",

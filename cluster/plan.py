@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.code import STARTER, packages_folder
 from cluster.container import Entrance, entrance
+from cluster.early_signals import STOP_SIGNAL, shell_function
 from cluster.runs import FORMAT_VERSION, RunError, RunFolder, write_json
 from cluster.setup import ended_by, preamble
 from cluster.slurm import literal_path
 
 if TYPE_CHECKING:  # the supervisor reads a plan without loading pydantic
     from cluster.spec import JobSpec
-
-STOP_SIGNAL = "USR2"
-
-# coreutils 8.31 or newer.  A signal in a process's first second, before its handlers are set, neither kills it nor gets
-# lost: it stays pending over execve and is delivered when StopFlag.install() unblocks it.
-SIGNALS_BLOCKED = ("env", "--block-signal=USR2", "--block-signal=TERM")
 
 FlagValue = str | int | bool
 
@@ -65,7 +60,10 @@ class LaunchPlan:
 
     @property
     def shell_lines(self) -> tuple[str, ...]:
-        """What a batch script does before it starts the supervisor: the preamble, then a look at the interpreter."""
+        """What a batch script does before it starts the supervisor: the preamble, then a look at the interpreter.
+
+        They know `begin_blocked`, by which it is started.
+        """
         python, starter, *_, run_dir = self.supervisor
         needed = ("submitit", "pydantic", "yaml", *(() if self.image_variables else ("torch",)))
         check = shlex.join((python, starter, "--check", run_dir, *needed))
@@ -73,6 +71,7 @@ class LaunchPlan:
         return (
             *((node_check(script, run_dir, python),) if self.cluster == "slurm" else ()),
             *self.preamble,
+            *shell_function(python, starter),
             refusal("-x", python, "python", "name one that is on all nodes with the key python"),
             refusal("-r", starter, "code", "run_root has to be on storage that all nodes see"),
             f"node_problem=$({check} 2>&1) || " + ended_by('"$node_problem"'),
@@ -134,14 +133,10 @@ def make_plan(
 
 
 def rank_command(spec: "JobSpec", run: RunFolder, starter: tuple[str, str], entered: Entrance) -> tuple[str, ...]:
-    """The command of each rank; a plugin of srun's changes into the image before it, so `env` would be the image's.
-
-    starter: interpreter and script outside of an image.
-    """
-    blocked = () if spec.container.runtime == "pyxis" else SIGNALS_BLOCKED
+    """The command of each rank.  starter: interpreter and script outside of an image."""
     python = spec.container.python if spec.container.image else starter[0]
     train = (python, starter[1], "jobs.train", str(run.spec), "--run-dir", str(run.path))
-    return (*blocked, *entered.command, *train)
+    return (*entered.command, *train)
 
 
 def sbatch_flags(spec: "JobSpec", run: RunFolder) -> dict[str, FlagValue]:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -221,6 +222,7 @@ class RunFolder:
         owner: who claims it (job id, host, process id), written into the file.
         """
         while True:
+            look_afresh(self.attempts)
             attempt = self.latest_attempt() + 1
             with contextlib.suppress(FileExistsError), (self.attempts / f"{attempt:04d}").open("x") as file:
                 head = {"format_version": FORMAT_VERSION, "release": RELEASE}
@@ -236,8 +238,18 @@ class RunFolder:
             return dict(json.loads((self.attempts / f"{attempt:04d}").read_text()))
         return {}
 
-    def check_owner(self, attempt: int) -> None:
-        """Raises SupersededError: a later attempt was claimed."""
+    def look_afresh(self) -> None:
+        """Let what is read of this folder next be what others have made of it by now; before a decision hangs on it."""
+        for folder in (self.path, self.attempts, self.failures, self.checkpoints):
+            look_afresh(folder)
+
+    def check_owner(self, attempt: int, *, afresh: bool = False) -> None:
+        """Raises SupersededError: a later attempt was claimed.
+
+        afresh: costs two operations on the storage; else the news may be a minute old.
+        """
+        if afresh:
+            look_afresh(self.attempts)
         latest = self.latest_attempt()
         if latest > attempt:
             raise SupersededError(f"attempt {latest} owns {self.path}; attempt {attempt} writes nothing more")
@@ -316,6 +328,18 @@ def maybe_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def look_afresh(folder: Path) -> None:
+    """Have this machine ask the storage what is in a folder.
+
+    NFS keeps listings, and that a name is not there, for 30 to 60 s; a change of one's own makes it ask again.
+    Source: nfs(5), acdirmin, acdirmax, lookupcache.
+    """
+    with contextlib.suppress(OSError):  # a storage that is full, or not ours to write to, is read as it is
+        path = folder / f".look.{socket.gethostname()}.{os.getpid()}.tmp"
+        path.touch()
+        path.unlink()
 
 
 def manifest_steps(checkpoints: Path) -> list[int]:

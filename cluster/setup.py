@@ -44,7 +44,8 @@ def ended_by(words: str) -> str:
 
     words: quoted for the shell.
     """
-    return f"{{ echo {words} >&2; ! declare -F unfit > /dev/null || unfit {words}; exit {EXIT_USAGE}; }}"
+    elsewhere = f"! declare -F unfit > /dev/null || unfit {words} || :"  # `|| :`, or `set -e` would end the shell in it
+    return f"{{ echo {words} >&2; {elsewhere}; exit {EXIT_USAGE}; }}"
 
 
 def guard(num_lines: int, recorder: Sequence[str]) -> tuple[str, ...]:

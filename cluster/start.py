@@ -2,7 +2,8 @@
 
     PYTHON FOLDER/cluster/start.py MODULE [argument ...]         python -m MODULE, whatever the current folder is
     PYTHON FOLDER/cluster/start.py --check RUN_DIR [PACKAGE ...]  only whether this interpreter will do
-    PYTHON -m cluster.start MODULE [argument ...]                 the same, where the packages are found anyway
+    PYTHON FOLDER/cluster/start.py --block COMMAND [argument ...] any command, begun with the stop signals blocked
+    PYTHON -m cluster.start MODULE [argument ...]                 as the first, where the packages are found anyway
 
 `python -m` looks into the current folder first, where the code may have been edited since.  Before anything else is
 loaded this looks at the interpreter: a node may have another one than the machine of the submission.  Standard library
@@ -28,8 +29,9 @@ def main() -> int:
     words = sys.argv[1:]
     if words[:1] == ["--check"]:
         return complain(maybe_problem(recorded_version(Path(words[1])), tuple(words[2:])), words, os.environ)
-    # Until the module has its handlers; a container's command line cannot be told to begin with these blocked.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2, signal.SIGTERM))
+    block_stop_signals()
+    if words[:1] == ["--block"]:
+        os.execvp(words[1], words[1:])
     problem = maybe_problem(os.environ.get(VERSION_VARIABLE, ""), NEEDED.get(words[0], ()))
     if problem:
         return complain(problem, words, os.environ)
@@ -40,6 +42,17 @@ def main() -> int:
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     return 0
+
+
+def block_stop_signals() -> None:
+    """Let USR2 and TERM wait until there are handlers; see early_signals.py for who may have done so before.
+
+    A shell that ignored them until now had no other way; what is ignored would be so for every process that comes.
+    """
+    signals = (signal.SIGUSR2, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    for number in signals:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def maybe_problem(expected: str, needed: "tuple[str, ...]") -> str:

@@ -19,10 +19,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cluster import orders, slurm
+from cluster.early_signals import STOP_SIGNAL
 from cluster.identity import RunJob, maybe_own_state, run_job
 from cluster.index import find_run
 from cluster.owner import Answer, Owner, maybe_owner, nobody, refuse_elsewhere, refuse_unwritable, tell, unanswered
-from cluster.plan import STOP_SIGNAL
 from cluster.runs import EXIT_UNREACHED, EXIT_USAGE, RunFolder, UsageError, sync_folder, utc_now, write_json
 
 RANKS_S = 60.0  # how long a job that has just begun may take to start its ranks

@@ -29,7 +29,7 @@ from typing import Any
 from cluster import index, keep, preflight, slurm
 from cluster.clusters import cluster_name
 from cluster.environment import clean_environment
-from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan, python_at
+from cluster.plan import LaunchPlan, make_plan, python_at
 from cluster.runs import EXIT_FINISHED, EXIT_USAGE, RunFolder, UsageError, new_run_id
 from cluster.spec import SourcedSpec, check_packages, faults_allowed, read_spec
 from cluster.submission import (
@@ -206,9 +206,7 @@ def script_text(plan: LaunchPlan, run: RunFolder) -> str:
 
 def local_script(plan: LaunchPlan) -> str:
     """The local route's script: the same preamble and supervisor as on Slurm, in a session of its own."""
-    return "\n".join(
-        ["#!/bin/bash", *plan.shell_lines, f"exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))} --detach", ""]
-    )
+    return "\n".join(["#!/bin/bash", *plan.shell_lines, f"begin_blocked {shlex.join(plan.supervisor)} --detach", ""])
 
 
 def start(request: Request, plan: LaunchPlan, environ: Mapping[str, str], undo: Callable[[], None]) -> str:
@@ -332,7 +330,7 @@ def slurm_executor(
             on_submitted(job.job_id)
             return job
 
-    executor = Slurm(str(run.submitit), python=shlex.join((*SIGNALS_BLOCKED, plan.supervisor[0])))
+    executor = Slurm(str(run.submitit), python=f"begin_blocked {shlex.quote(plan.supervisor[0])}")
     executor.update_parameters(**submitit_parameters(plan))
     return executor
 
@@ -366,7 +364,7 @@ def begin_without_pickle(plan: LaunchPlan) -> tuple[str, ...]:
     pickle = f"{shlex.quote(str(RunFolder(Path(plan.run_dir)).submitit))}/${{SLURM_JOB_ID}}_submitted.pkl"
     return (
         f"for _ in {{1..{PICKLE_LOOKS}}}; do if [ -e {pickle} ]; then break; fi; sleep 0.5; done",
-        f"if [ ! -e {pickle} ]; then exec {shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))}; fi",
+        f"if [ ! -e {pickle} ]; then begin_blocked {shlex.join(plan.supervisor)}; fi",
     )
 
 

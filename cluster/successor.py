@@ -14,7 +14,7 @@ from cluster import index, slurm
 from cluster.clusters import cluster_name
 from cluster.environment import clean_environment
 from cluster.owner import SUCCESSOR_ROUTE
-from cluster.plan import SIGNALS_BLOCKED, LaunchPlan
+from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder, write_atomic
 
 log = logging.getLogger("run")
@@ -54,8 +54,7 @@ def submit_beforehand(run: RunFolder, plan: LaunchPlan, job_id: str, environ: Ma
 
 def script_text(plan: LaunchPlan) -> str:
     """A successor's batch script: the same preamble and supervisor as the first job's."""
-    command = shlex.join((*SIGNALS_BLOCKED, *plan.supervisor))
-    return "\n".join(["#!/bin/bash", *plan.shell_lines, f'exec {command} "$@"', ""])
+    return "\n".join(["#!/bin/bash", *plan.shell_lines, f'begin_blocked {shlex.join(plan.supervisor)} "$@"', ""])
 
 
 def write_script(run: RunFolder, plan: LaunchPlan) -> None:

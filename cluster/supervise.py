@@ -167,7 +167,7 @@ def make_attempts(
         blame = chain.blame(attempt, verdict)
         history = blame.absolve(history)
         decision = choose(history, run, plan, stop, job)
-        run.check_owner(attempt)
+        run.check_owner(attempt, afresh=True)
         comment.tell(f"{verdict.outcome}: {verdict.reason}")
         verdicts.record(verdict, decision, history[-1], attempt, job.job_id)
         if decision.action == "restart":
@@ -195,6 +195,7 @@ def leave(run: RunFolder, verdict: Verdict, decision: Decision, blame: Blame, ch
 
 def maybe_exit_code_by_marks(run: RunFolder) -> int | None:
     """What ends a job before it starts anything: the run is finished, or its user has ended or stopped it."""
+    run.look_afresh()
     if run.summary.exists():
         log.info("%s is finished; nothing to do", run.path)
         return EXIT_FINISHED
@@ -362,7 +363,7 @@ def start_ranks(plan: LaunchPlan, shape: Shape, environ: Mapping[str, str], job:
     if plan.cluster == "local":
         return LocalRanks.start(plan, variables, log_path)
     watch = StartWatch(log_path, start_limit_s(environ[rank.SPEC_VARIABLE]), job.job_id, job.environ)
-    srun, *words = srun_command(plan, shape, log_path)
+    srun, *words = srun_command(plan, shape, log_path, environ)
     shared = ["--overlap"] if is_inside_step(environ) else []
     return SrunRanks.start([srun, *shared, *words], variables, watch)
 

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from cluster.runs import FORMAT_VERSION, RunFolder, check_format, digest_of, manifest_steps, sync_folder
+from cluster.runs import FORMAT_VERSION, RunFolder, check_format, digest_of, look_afresh, manifest_steps, sync_folder
 from jobs.storage import HashedFile, Storage
 
 log = logging.getLogger("run")
@@ -117,7 +117,7 @@ def publish(
             hashed = HashedFile(file)
             write(hashed)
             storage.sync(file)
-        run.check_owner(attempt)
+        run.check_owner(attempt, afresh=True)
         storage.rename(temporary, path)
     except BaseException:
         storage.unlink(temporary)
@@ -176,6 +176,7 @@ def load_newest(run: RunFolder, attempt: int) -> Loaded:
     release wrote it, and it stays where it is.
     """
     quarantined: list[tuple[str, str]] = []
+    look_afresh(run.checkpoints)
     for step in reversed(manifest_steps(run.checkpoints)):
         try:
             manifest = read_manifest(run.checkpoints, step)

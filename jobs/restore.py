@@ -84,7 +84,7 @@ def read_position(
 
     Raises SupersededError: a later attempt owns the run; nothing of it was touched.
     """
-    recorder.run.check_owner(recorder.attempt)
+    recorder.run.check_owner(recorder.attempt, afresh=True)
     try:
         loaded = load_newest(recorder.run, recorder.attempt)
     except FormatError as error:

@@ -18,6 +18,12 @@ def put_answer(folder: Path, name: str, output: str = "", errors: str = "", exit
     put_executable(folder, name, script)
 
 
+def put_old_env(folder: Path) -> None:
+    """Put an `env` as coreutils 8.30's is, RHEL 8's: it knows no --block-signal, and ends with 125."""
+    refusal = """echo "/usr/bin/env: unrecognized option '--block-signal=USR2'" >&2; exit 125"""
+    put_executable(folder, "env", f'case "$*" in *--block-signal*) {refusal};; esac\nexec /usr/bin/env "$@"')
+
+
 def shown_job(folder: Path) -> str:
     """Shell lines for a scontrol: `show job N` is answered as of a job whose script lies in a run folder."""
     shown = f"JobId=$3 JobName=demo\\n   Restarts=0 StartTime=2026-01-02T03:04:05\\n   Command={folder}/job.sbatch\\n"

@@ -69,6 +69,32 @@ def test_news_is_written_by_a_thread(tmp_path: Path, run: RunFolder, comment: Co
     assert asked(tmp_path) == [f"update JobId=17 Comment={said} [{run.run_id}]" for said in ("starting", "requeued")]
 
 
+def test_update_is_due_with_each_change_of_stage_and_else_every_ten_minutes(run: RunFolder, comment: Comment) -> None:
+    def beat(phase: str, step: int) -> None:
+        write_json(run.heartbeat, {"attempt": 1, **BEAT, "phase": phase, "step": step})
+
+    found = [comment.is_due(0.0), comment.is_due(10.0)]
+    beat("training", 1)
+    found += [comment.is_due(20.0), comment.is_due(30.0)]
+    beat("saving", 2)
+    found += [comment.is_due(40.0), comment.is_due(480.0)]  # 20 s + 480 s is the earliest
+    beat("training", 3)
+    found += [comment.is_due(741.0), comment.is_due(742.0)]  # 20 s + 720 s is the latest
+    comment.tell("stopped")
+    found += [comment.is_due(743.0), comment.is_due(744.0)]
+    assert found == [True, False] * 2 + [False, False] + [True, False] * 2
+
+
+def test_jobs_that_begin_together_do_not_write_in_step(run: RunFolder, comment: Comment) -> None:
+    dues = set()
+    for _ in range(20):
+        comment._stage = ""
+        comment.is_due(0.0)
+        dues.add(comment._due_s)
+    assert len(dues) == 20
+    assert all(480.0 <= due_s <= 720.0 for due_s in dues)
+
+
 @pytest.mark.parametrize(
     ("is_on_slurm", "flags", "is_wanted"),
     [(True, {}, True), (True, {"comment": "mine"}, False), (False, {}, False)],

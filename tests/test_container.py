@@ -6,7 +6,7 @@ import pytest
 
 from cluster.container import Entrance, all_mounts, variables_inside
 from cluster.launch import Shape, srun_command
-from cluster.plan import SIGNALS_BLOCKED, LaunchPlan, make_plan
+from cluster.plan import LaunchPlan, make_plan
 from cluster.runs import RunFolder
 from cluster.spec import dump_spec, load_spec
 from tests.specs import load, problems
@@ -40,11 +40,12 @@ def plan_of(folder: Path, image: str, runtime: str, *overrides: str) -> LaunchPl
 
 def test_pyxis_gets_its_options_from_srun_and_the_supervisor_stays_outside(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "nvcr.io#nvidia/pytorch:25.09-py3", "pyxis")
-    assert srun_command(plan, Shape(2, 4, 2), Path("/a.log")) == [
+    assert srun_command(plan, Shape(2, 4, 2), Path("/a.log"), {}) == [
         "srun",
         "--nodes=2",
         "--ntasks=4",
         "--ntasks-per-node=2",
+        "--mem=0",
         "--kill-on-bad-exit=1",
         "--wait=30",
         "--mpi=none",
@@ -73,7 +74,6 @@ def test_pyxis_gets_its_options_from_srun_and_the_supervisor_stays_outside(tmp_p
 def test_apptainer_is_part_of_each_ranks_command(tmp_path: Path, runtime: str, override: str, gpus: list[str]) -> None:
     plan = plan_of(tmp_path, "/images/torch.sif", runtime, "container.python=/opt/conda/bin/python", override)
     assert list(plan.rank) == [
-        *SIGNALS_BLOCKED,
         runtime,
         "exec",
         *gpus,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.early_signals import begun_blocked
 from cluster.launch import (
     LocalRanks,
     Ranks,
@@ -91,13 +92,16 @@ def wait_for(path: Path) -> None:
 
 
 def test_srun_line_is_whole_and_places_every_task() -> None:
-    command = srun_command(make_plan("python", "-m", "x", cpus_per_task=4), Shape(2, 4, 2), Path("/runs/100%/a.log"))
+    command = srun_command(
+        make_plan("python", "-m", "x", cpus_per_task=4), Shape(2, 4, 2), Path("/runs/100%/a.log"), {}
+    )
     assert command == [
         "srun",
         "--nodes=2",
         "--ntasks=4",
         "--ntasks-per-node=2",
         "--cpus-per-task=4",
+        "--mem=0",
         "--kill-on-bad-exit=1",
         "--wait=30",
         "--mpi=none",
@@ -105,15 +109,13 @@ def test_srun_line_is_whole_and_places_every_task() -> None:
         "--output=/runs/100%%/a.log",
         "--error=/runs/100%%/a.log",
         "--open-mode=append",
-        "python",
-        "-m",
-        "x",
+        *begun_blocked(("python", "-m", "x")),
     ]
 
 
 def test_uneven_allocation_is_left_to_srun() -> None:
-    command = srun_command(make_plan("python"), Shape(2, 3, None), Path("/a.log"))
-    assert command[:5] == ["srun", "--nodes=2", "--ntasks=3", "--kill-on-bad-exit=1", "--wait=30"]
+    command = srun_command(make_plan("python"), Shape(2, 3, None), Path("/a.log"), {})
+    assert command[:5] == ["srun", "--nodes=2", "--ntasks=3", "--mem=0", "--kill-on-bad-exit=1"]
 
 
 def test_ranks_are_told_where_to_meet_and_which_attempt_they_are() -> None:

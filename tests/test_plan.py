@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.plan import SIGNALS_BLOCKED, STOP_SIGNAL, LaunchPlan, make_plan, python_at, read_plan, write_plan
+from cluster.early_signals import BLOCKING_ENV, STOP_SIGNAL
+from cluster.plan import LaunchPlan, make_plan, python_at, read_plan, write_plan
 from cluster.runs import RunError, RunFolder
 from cluster.setup import preamble
 from cluster.signals import STOP_SIGNALS
@@ -104,9 +105,6 @@ def test_rest_of_a_plan_is_what_the_supervisor_starts(spec: JobSpec) -> None:
         ),
         supervisor=(PYTHON, f"{REPOSITORY}/cluster/start.py", "cluster.supervise", str(RUN.path)),
         rank=(
-            "env",
-            "--block-signal=USR2",
-            "--block-signal=TERM",
             PYTHON,
             f"{REPOSITORY}/cluster/start.py",
             "jobs.train",
@@ -218,7 +216,7 @@ def test_damaged_plan_is_an_error_that_says_how(spec: JobSpec, tmp_path: Path) -
 def test_signal_that_slurm_is_asked_for_is_one_that_ranks_handle_and_hold_back_until_they_do() -> None:
     handled = {number.name.removeprefix("SIG") for number in STOP_SIGNALS}
     assert {STOP_SIGNAL, "TERM"} < handled
-    assert set(SIGNALS_BLOCKED) == {"env", f"--block-signal={STOP_SIGNAL}", "--block-signal=TERM"}
+    assert BLOCKING_ENV.split() == ["env", f"--block-signal={STOP_SIGNAL}", "--block-signal=TERM"]
 
 
 def test_interpreter_is_made_absolute_without_following_its_link(tmp_path: Path) -> None:

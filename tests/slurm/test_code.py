@@ -1,6 +1,7 @@
 """Jobs on a real Slurm whose source is edited while they wait, or whose environment is not what it was."""
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -129,15 +130,10 @@ def test_image_for_a_plugin_that_srun_does_not_have_ends_the_job_with_2(
 def test_every_rank_sees_all_gpus_that_its_job_has_on_the_node(tmp_path: Path, environ: dict[str, str]) -> None:
     """Without --gpu-bind: `none` takes CUDA_VISIBLE_DEVICES away on Slurm 22.05, and leaves it on 24.11."""
     plan = make_plan("sh", "-c", "echo $SLURM_PROCID: $CUDA_VISIBLE_DEVICES")
-    srun = slurm_words(srun_command(plan, Shape(1, 2, 2), tmp_path / "ranks"))
+    srun = shlex.join(srun_command(plan, Shape(1, 2, 2), tmp_path / "ranks", {}))
     flags = ["--wait", "-N1", "--ntasks-per-node=2", "--gpus-per-node=2", "--output=/dev/null"]
     sbatch(*flags, f"--wrap={srun}", environ=environ)
     assert sorted((tmp_path / "ranks").read_text().splitlines()) == ["0: 0,1", "1: 0,1"]
-
-
-def slurm_words(command: list[str]) -> str:
-    """A command for a batch script."""
-    return " ".join(f"'{word}'" for word in command)
 
 
 def test_ranks_of_a_spread_job_are_refused_by_their_supervisor(
