@@ -1,7 +1,8 @@
 # make demo            train on this machine: no Slurm, no network beyond the package index
 # make test            install what the tests need and run those that a commit must pass
 # make test-long       the rest: every signal of the first seconds, repeated and slow faults
-# make test-debian13   the tests of tests/slurm, long ones too, beside Debian 13's Slurm (24.11); root and apt-get, 400 MB in $(DEBIAN13)
+# make test-beside SUITE=trixie   the tests of tests/slurm, long ones too, beside the Slurm of a Debian suite: trixie (24.11), forky (it moves
+#                      on, the release is printed first); root and apt-get, 500 MB in $(TREE), which is kept
 # make drill           a Slurm on this machine, and the fire drill on it: every fault once, 5 to 8 minutes
 # make lint            formatting, lint rules, types
 #
@@ -13,9 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core iproute2 strace
-DEBIAN13 ?= /var/tmp/debian13
+TREE ?= /var/tmp/debian-$(SUITE)
 
-.PHONY: demo test test-long test-debian13 drill lint slurm clean
+.PHONY: demo test test-long test-beside drill lint slurm clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m cluster.submit configs/local.yaml
@@ -26,8 +27,9 @@ test: $(VENV)/installed-dev slurm
 test-long: $(VENV)/installed-dev slurm
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
 
-test-debian13: $(VENV)/installed-dev
-	tests/slurm/beside_debian13.sh $(DEBIAN13) $(BIN)/python -m pytest -m "long or not long" tests/slurm $(PYTEST_FLAGS)
+test-beside: $(VENV)/installed-dev
+	@if [ -z "$(SUITE)" ]; then echo "SUITE is not set: make test-beside SUITE=trixie, or SUITE=forky"; exit 2; fi
+	tests/slurm/beside_debian.sh $(SUITE) $(TREE) $(BIN)/python -m pytest -m "long or not long" tests/slurm $(PYTEST_FLAGS)
 
 drill: $(VENV)/installed slurm
 	@set -e; python="$$PWD/$(BIN)/python"; folder=$$(mktemp -d /tmp/drill-XXXXXX); \

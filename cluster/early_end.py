@@ -5,10 +5,10 @@ Standard library only.
 
 import re
 
+from cluster.job_end import STEPD
 from cluster.runs import RunFolder, read_lines
 
 HEAD = re.compile(r"^\S+Z super (?P<level>\w) (?P<text>.*)")  # of the supervisor's lines
-STEPD = re.compile(r"slurmstepd\S*: error: ")
 
 
 def early_end(run: RunFolder) -> str:

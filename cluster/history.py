@@ -33,13 +33,15 @@ def gather(run: RunFolder, plan: LaunchPlan, attempt: int, ranks: Ranks, stop: S
     stops: list[dict[str, Any]] = [
         event for event in read_lines(run.events) if event["event"] == "stopped" and event["attempt"] == attempt
     ]
+    record = job.maybe_record()
     return Evidence(
         is_finished=run.summary.exists(),
         maybe_stop=stops[-1] if stops else None,
         failures=records,
         end=ranks.end(),
+        maybe_job=record,
         job_lines=job.new_error_lines(),
-        time_left_s=job.maybe_time_left_s(),
+        time_left_s=job.maybe_time_left_s() if record is None else record.time_left_s,
         lead_s=plan.signal_lead_s,
         is_on_slurm=job.is_on_slurm,
         asked_by_user=run.stop_mark.exists() or stop.name() == "SIGINT",

@@ -11,8 +11,10 @@ from typing import TypeVar
 
 from cluster import slurm
 from cluster.identity import RunJob, find_own, maybe_own_state
+from cluster.job_end import JobRecord, read_record
 from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder
+from cluster.signals import held_back
 
 log = logging.getLogger("run")
 
@@ -77,19 +79,22 @@ class Job:
                 return state
             time.sleep(ASK_AGAIN_S)
 
-    def maybe_time_left_s(self) -> float | None:
-        """Seconds until the time limit; None without one, or when nobody says.
-
-        Slurm is asked first: the end in the environment is that of the job's start, and a limit can be changed.
-        """
+    def maybe_record(self) -> JobRecord | None:
+        """What Slurm's controller holds of this job; None without Slurm, or when it does not answer."""
         if not self.is_on_slurm:
             return None
         try:
-            state = maybe_own_state(self.own, self.environ)
-        except slurm.SlurmError:
-            end_s = self.environ.get("SLURM_JOB_END_TIME")  # since Slurm 23.02
-            return None if end_s is None else float(end_s) - time.time()
-        return None if state is None else state.time_left_s
+            with held_back():  # Slurm sends TERM twice where a job is preempted at once, to scontrol as well
+                shown = slurm.run(["scontrol", "show", "job", self.job_id], self.environ)
+        except slurm.SlurmError as error:
+            log.warning("how Slurm ends this job is read from its log alone: %s", error)
+            return None
+        return read_record(shown, int(self.environ.get("SLURM_RESTART_COUNT", "0")))
+
+    def maybe_time_left_s(self) -> float | None:
+        """Seconds until the end that the job had when it began, where Slurm does not answer; None when nobody says."""
+        end_s = self.environ.get("SLURM_JOB_END_TIME")  # since Slurm 23.02
+        return None if end_s is None or not self.is_on_slurm else float(end_s) - time.time()
 
     def new_error_lines(self) -> tuple[str, ...]:
         """What was written to the job's standard error since the last call."""

@@ -3,9 +3,9 @@
 Two accounts, `research`, the default one, and `teaching`, both with the user who runs the sandbox; two QOS, `normal`,
 the default one, and `high`, whose jobs preempt those of `normal` by requeue, with grace.  Slurm enforces associations,
 QOS and limits, so a job of an unknown account is refused.
-Debian 13's slurmdbd, 24.11.5, does not start beside its libmariadb3 11.8.9: "Number of columns in result (=1) set
-execeeds maxmimum allowed number of columns (=0)".
-Standard library only.  Sources: slurmdbd.conf(5), sacctmgr(1), Slurm 22.05 and 24.11; mariadb-install-db(1).
+slurmdbd 24.11.5 and 26.05.5 do not start beside libmariadb3 11.8.9 ("Number of columns in result (=1) set execeeds
+maxmimum allowed number of columns (=0)"), but beside 10.11 of Debian 12.
+Standard library only.  Sources: slurmdbd.conf(5), sacctmgr(1), Slurm 22.05, 24.11 and 26.05; mariadb-install-db(1).
 """
 
 import os

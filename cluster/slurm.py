@@ -1,7 +1,7 @@
 """Slurm's commands: the one place that runs them.  Standard library only.
 
 Argument lists, never a shell; parsable output; what a command wrote to standard error goes into the exception.
-Sources: squeue(1), scontrol(1), slurm.conf(5); forms seen on 22.05 and 24.11.
+Sources: squeue(1), scontrol(1), slurm.conf(5); forms seen on 22.05, 24.11 and 26.05.
 """
 
 import re
@@ -135,7 +135,10 @@ def literal_path(path: Path) -> str:
 
 
 def in_directive(value: str | int | bool) -> str | int | bool:
-    """A value for a quoted #SBATCH line: sbatch takes a backslash for an escape there, in single quotes too (22.05)."""
+    """A value for a quoted #SBATCH line: sbatch takes a backslash for an escape there, in single quotes too.
+
+    So do 22.05, 24.11 and 26.05.
+    """
     return value.replace("\\", "\\\\") if isinstance(value, str) else value
 
 
@@ -289,7 +292,8 @@ def forecast(script: str, environ: Mapping[str, str]) -> Forecast:
         if not is_final(error) or "exit code" not in str(error):
             raise
         return Forecast(None, "", str(error).partition(": exit code ")[2].partition(": ")[2])
-    match = re.search(r"^sbatch: (Job \d+ to start at (\S+) using .* on nodes (\S+).*)$", said, re.MULTILINE)
+    # "Job 7 to start at TIME using 2 processors on nodes n[1-2] in partition low", on 26.05 "... at TIME a using ..."
+    match = re.search(r"^sbatch: (Job \d+ to start at (\S+) .*\busing .* on nodes (\S+).*)$", said, re.MULTILINE)
     if match is None:
         return Forecast("", "", said.strip())
     return Forecast(match[2], match[3], match[1])
@@ -329,9 +333,14 @@ def job_terms(job_id: str, environ: Mapping[str, str]) -> JobTerms:
 
 
 def maybe_error_path(job_id: str, environ: Mapping[str, str]) -> Path | None:
-    """Where the batch step's standard error goes; None for a job without a batch script."""
-    match = re.search(r"^ +StdErr=(.+)$", run(["scontrol", "show", "job", job_id], environ), re.MULTILINE)
-    return Path(match[1]) if match else None
+    """Where the batch step's standard error goes; None for a job without a batch script.
+
+    StdErr is empty where it is the same file as StdOut, on 26.05; up to 24.11 the path is there twice.
+    """
+    shown = run(["scontrol", "show", "job", job_id], environ)
+    paths = dict(re.findall(r"^ +(StdErr|StdOut)=(.+)$", shown, re.MULTILINE))
+    path = paths.get("StdErr", paths.get("StdOut"))
+    return None if path is None else Path(path)
 
 
 def node_addresses(nodes: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Asked in this order: scontrol, which forgets a job after MinJobAge; accounting, where there is some; the job's own log,
 into which slurmstepd writes why it ends a job.
-Source: scontrol(1), sacct(1), Slurm 22.05 and 24.11.
+Source: scontrol(1), sacct(1), Slurm 22.05, 24.11 and 26.05.
 """
 
 import re
@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 from cluster import slurm
 from cluster.identity import find_shown, is_own, run_job
+from cluster.job_end import STEPD
 from cluster.queue import ANSWER_S, word_of
 from cluster.runs import RunFolder
 
 FIELD = re.compile(r"\b(JobState|Reason|ExitCode|NodeList)=(\S+)")
-STEPD = re.compile(r"slurmstepd\S*: error: (?:\*\*\* )?(.*?)(?:, SEE SLURMCTLD LOG.*)?(?: \*\*\*)?$", re.IGNORECASE)
+STARS = re.compile(r"^(?:\*\*\* )?(.*?)(?:, SEE SLURMCTLD LOG.*)?(?: \*\*\*)?$")
 
 
 def slurm_word(job_id: str, run: RunFolder, environ: Mapping[str, str]) -> str:
@@ -56,5 +57,6 @@ def by_log(job_id: str, run: RunFolder) -> str:
     path = run.batch_log(job_id)
     if not path.is_file():
         return ""
-    found = [match[1] for match in map(STEPD.search, path.read_text(errors="replace").splitlines()) if match]
-    return found[-1] if found else ""
+    lines = path.read_text(errors="replace").splitlines()
+    spoken = [line[head.end() :] for line in lines if (head := STEPD.match(line))]
+    return STARS.sub(r"\1", spoken[-1]) if spoken else ""

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cluster.job_end import STEPD, JobRecord, maybe_job_cause
 from cluster.launch import RanksEnd
 from cluster.runs import EXIT_FAILED, EXIT_FINISHED, EXIT_HANG, EXIT_STOPPED, EXIT_USAGE, UsageError
 
-# "srun: error: n2: task 1: Exited with exit code 1", "srun: error: n3: tasks 4-5: Killed"; Slurm 22.05 and 24.11
+# "srun: error: n2: task 1: Exited with exit code 1", "srun: error: n3: tasks 4-5: Killed"; Slurm 22.05, 24.11 and 26.05
 TASK_LINE = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
 # "srun: error: Task launch for StepId=1.0 failed on node n2: Communication connection failure"; "task 3 launch failed:
 # Job prolog failed"; "Unable to create step for job 1: Job credential expired"; step_launch.c, launch.c, 22.05 to 25.11
@@ -33,16 +34,6 @@ EXITED = re.compile(r"^Exited with exit code (\d+)$")
 ALARM = ("Alarm clock", "SIGALRM")  # what a rank's own watch sets on it, for the case that its interpreter is held
 OUT_OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill|exceeded.*memory limit", re.IGNORECASE)
 
-# "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***".  A step's own line says
-# less: it comes without a reason at the start of a grace period, and when srun ends the other ranks.
-JOB_LINE = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+))?")
-JOB_CAUSES: Mapping[str | None, str] = {
-    None: "user cancel",  # scancel
-    "PREEMPTION": "preempted",
-    "TIME LIMIT": "time limit",
-    "NODE FAILURE": "node failure",
-    "JOB REQUEUE": "requeued",  # somebody's `scontrol requeue`
-}
 WARNING_SLACK_S = 90  # Slurm may send --signal up to 60 s early, and checks every 30 s
 
 
@@ -67,6 +58,7 @@ class Evidence:
     maybe_stop: Mapping[str, Any] | None  # the attempt's event `stopped`
     failures: Sequence[Mapping[str, Any]]  # records of failing ranks
     end: RanksEnd
+    maybe_job: JobRecord | None = None  # by scontrol, when the ranks had ended; None where Slurm did not answer
     job_lines: Sequence[str] = ()  # of the job's standard error, since the attempt began; Slurm only
     time_left_s: float | None = None  # of the allocation, when the attempt ended
     lead_s: float = 0.0  # seconds before its end for which a warning was asked
@@ -79,7 +71,7 @@ def judge(evidence: Evidence) -> Verdict:
     """Name the first cause of an attempt's end."""
     if evidence.is_finished:
         return Verdict("finished", "finished", "all steps done", EXIT_FINISHED)
-    cause = maybe_job_cause(evidence.job_lines)
+    cause = maybe_job_cause(evidence.maybe_job, evidence.job_lines)
     if evidence.maybe_stop is not None:  # all is saved: a rank that is killed while it leaves takes nothing away
         stop = evidence.maybe_stop
         reason = f"{cause or stop_cause(evidence)} ({stop['signal']}), saved at step {stop['step']}"
@@ -155,15 +147,6 @@ def maybe_unlaunched(lines: Sequence[str]) -> Verdict | None:
     return Verdict("failed", "launch", reason, EXIT_FAILED, rank, next(iter(nodes), None), nodes)
 
 
-def maybe_job_cause(job_lines: Sequence[str]) -> str | None:
-    """What Slurm said about the end of the whole job; None when it said nothing."""
-    found = [match for match in map(JOB_LINE.search, job_lines) if match]
-    if not found:
-        return None
-    why = found[-1]["why"]
-    return JOB_CAUSES.get(why.strip() if why else None, "requeued")
-
-
 def maybe_dead_node(evidence: Evidence) -> str | None:
     """The node whose failure srun reports first."""
     found = (NODE_LINE.match(line) for line in evidence.end.launcher_lines)
@@ -216,7 +199,7 @@ def told_by_slurmstepd(killed: Verdict, job_lines: Sequence[str]) -> Verdict:
     srun says only `Killed` then: JobAcctGatherParams=OverMemoryKill, on 22.05 "slurmstepd: error: Exceeded job memory
     limit".
     """
-    words = [line.partition("error: ")[2] for line in job_lines if "slurmstepd" in line and OUT_OF_MEMORY.search(line)]
+    words = [line[head.end() :] for line in job_lines if (head := STEPD.match(line)) and OUT_OF_MEMORY.search(line)]
     if killed.cause != "killed" or not words:
         return killed
     return replace(killed, cause="out of memory", reason=f"{killed.reason}; slurmstepd: {words[0]}")

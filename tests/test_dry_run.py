@@ -46,8 +46,9 @@ batch       100 images a step over all ranks  # train.global_batch_size, spec.ya
 length      500 steps an epoch, 15000 steps in all
 checkpoint  89.4 MB each; the newest 2 and the best are kept
 """
-# Standard error of sbatch --test-only, 22.05.8.
+# Standard error of sbatch --test-only, 22.05.8 and 24.11.5, and 26.05.5.
 WOULD_START = "sbatch: Job 1 to start at 2026-11-30T09:48:11 using 2 processors on nodes n[1-2] in partition low\n"
+WOULD_START_26 = "sbatch: Job 1 to start at 2026-11-30T09:48:11 a using 2 processors on nodes n[1-2] in partition low\n"
 WOULD_NOT = "allocation failure: Requested node configuration is not available\n"
 
 
@@ -87,6 +88,7 @@ def test_range_of_nodes_says_with_how_few_it_goes_on(tmp_path: Path) -> None:
     ("words", "exit_code", "line", "is_refused"),
     [
         (WOULD_START, 0, "would start it at 2026-11-30T09:48:11 on n[1-2], as things are now", False),
+        (WOULD_START_26, 0, "would start it at 2026-11-30T09:48:11 on n[1-2], as things are now", False),
         (WOULD_NOT, 1, "would refuse it: allocation failure: Requested node configuration is not available", True),
         ("sbatch: error: Unable to contact slurm controller (connect failure)\n", 1, None, False),
     ],

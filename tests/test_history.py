@@ -11,11 +11,14 @@ import pytest
 from cluster.history import Verdicts, gather
 from cluster.identity import RunJob
 from cluster.job import Job
+from cluster.job_end import JobRecord
 from cluster.launch import RanksEnd
 from cluster.requeue import Decision, Past
 from cluster.runs import RunFolder, write_json
 from cluster.signals import StopFlag
 from cluster.verdict import Evidence, Verdict
+from tests.executables import put_answer
+from tests.test_job_end import shown
 from tests.test_launch import make_plan
 
 END = RanksEnd({0: 75, 1: 75})
@@ -87,18 +90,18 @@ def test_mark_and_ctrl_c_are_the_users_and_term_is_not(
 def test_finished_run_and_slurms_words_are_part_of_the_evidence(run: RunFolder, tmp_path: Path) -> None:
     write_json(run.summary, {})
     (tmp_path / "log").write_text("slurmstepd: error\n")
-    job = Job(
-        RunJob("17", Path("/runs/demo/a")),
-        is_on_slurm=True,
-        environ={"PATH": str(tmp_path)},
-        maybe_error_path=tmp_path / "log",
-    )
+    put_answer(tmp_path / "bin", "scontrol", shown())
+    environ = {"PATH": str(tmp_path / "bin")}
+    job = Job(RunJob("17", Path("/runs/demo/a")), is_on_slurm=True, environ=environ, maybe_error_path=tmp_path / "log")
+    record = JobRecord("RUNNING", "None", is_preempted=False, is_requeued=False, time_left_s=590)
     assert gather(run, make_plan("true"), 1, Ended(), StopFlag(), job) == Evidence(
         is_finished=True,
         maybe_stop=None,
         failures=[],
         end=END,
+        maybe_job=record,
         job_lines=("slurmstepd: error",),
+        time_left_s=590,
         lead_s=120,
         is_on_slurm=True,
     )

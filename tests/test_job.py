@@ -8,10 +8,12 @@ import pytest
 
 from cluster.identity import RunJob
 from cluster.job import Job, find_job, insist
+from cluster.job_end import JobRecord
 from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder
 from cluster.slurm import JobState, SlurmError
 from tests.executables import put_answer, put_executable, shown_job
+from tests.test_job_end import shown
 from tests.test_launch import make_plan
 
 
@@ -123,16 +125,23 @@ def test_job_that_is_suspended_is_asked_about_until_it_goes_on(tmp_path: Path, m
     assert job.ask() == JobState("RUNNING", "None", "n1", 30)
 
 
-def test_time_that_is_left_is_squeues_where_the_environment_does_not_say(tmp_path: Path) -> None:
-    job = Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=True, environ={"PATH": str(tmp_path)})
-    assert job.maybe_time_left_s() is None  # no squeue, no answer
-    put_executable(tmp_path, "scontrol", shown_job(Path("/runs/demo/a")))
-    put_answer(tmp_path, "squeue", "5|5|RUNNING|None|n1|1:30\n")
-    assert job.maybe_time_left_s() == 90
-    put_answer(tmp_path, "squeue", "5|5|RUNNING|None|n1|UNLIMITED\n")
-    assert job.maybe_time_left_s() is None
-    put_answer(tmp_path, "squeue", "")
-    assert job.maybe_time_left_s() is None
+def test_record_of_the_job_is_what_scontrol_shows_of_it_and_its_restarts_are_those_since_it_began(
+    tmp_path: Path,
+) -> None:
+    job = Job(
+        RunJob("22_1", Path("/runs/demo/a")),
+        is_on_slurm=True,
+        environ={"PATH": str(tmp_path), "SLURM_RESTART_COUNT": "1"},
+    )
+    assert job.maybe_record() is None  # no scontrol, no answer
+    put_executable(tmp_path, "scontrol", f"[ \"$*\" = 'show job 22_1' ] && echo '{shown(restarts=1)}'")
+    assert job.maybe_record() == JobRecord("RUNNING", "None", is_preempted=False, is_requeued=False, time_left_s=590)
+    put_answer(tmp_path, "scontrol", shown(restarts=2))
+    assert job.maybe_record() == JobRecord("RUNNING", "None", is_preempted=False, is_requeued=True, time_left_s=590)
+    assert (
+        Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=False, environ={"PATH": str(tmp_path)}).maybe_record()
+        is None
+    )
 
 
 def test_end_of_the_allocation_is_taken_from_the_environment_where_slurm_says_it() -> None:
@@ -142,7 +151,10 @@ def test_end_of_the_allocation_is_taken_from_the_environment_where_slurm_says_it
     left = job.maybe_time_left_s()
     assert left is not None
     assert 400 < left <= 500
-    assert Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=False, environ={}).maybe_time_left_s() is None
+    assert (
+        Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=True, environ={}).maybe_time_left_s() is None
+    )  # before 23.02
+    assert Job(RunJob("5", Path("/runs/demo/a")), is_on_slurm=False, environ=job.environ).maybe_time_left_s() is None
 
 
 def test_slurm_is_asked_again_while_it_does_not_answer_and_a_refusal_is_an_answer(

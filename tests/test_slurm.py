@@ -168,9 +168,11 @@ def test_time_limit_is_read_in_squeues_forms(tmp_path: Path, answer: str, second
     ("answer", "path"),
     [
         ("   StdErr=/runs/my demo/batch_7.log\n   StdIn=/dev/null\n", Path("/runs/my demo/batch_7.log")),
+        ("   StdErr=/runs/a.err\n   StdIn=/dev/null\n   StdOut=/runs/a.out\n", Path("/runs/a.err")),
+        ("   StdErr=\n   StdIn=/dev/null\n   StdOut=/runs/a.out\n", Path("/runs/a.out")),  # 26.05
         ("   Power=\n", None),  # of salloc
     ],
-    ids=["batch job", "no batch script"],
+    ids=["batch job", "two files", "one file", "no batch script"],
 )
 def test_place_of_the_jobs_error_output_is_what_scontrol_shows(tmp_path: Path, answer: str, path: Path | None) -> None:
     put_answer(tmp_path, "scontrol", f"JobId=7 JobName=demo\n   UserId=me(1000)\n{answer}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cluster.job_end import JobRecord
 from cluster.launch import RanksEnd
 from cluster.verdict import Evidence, Verdict, judge
 
@@ -344,26 +345,19 @@ def test_saved_attempt_is_stopped_however_its_ranks_ended(end: RanksEnd) -> None
     assert judge(Evidence(False, STOPPED, [failure(0, "connection")], end)) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "cause"),
-    [
-        ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO TIME LIMIT ***", "time limit"),
-        ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO PREEMPTION ***", "preempted"),
-        ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO JOB REQUEUE ***", "requeued"),
-        (
-            "slurmstepd-n1: error: *** JOB 10 ON n1 CANCELLED AT 2026-11-30T04:57:06 DUE TO NODE FAILURE, "
-            "SEE SLURMCTLD LOG FOR DETAILS ***",
-            "node failure",
-        ),
-        ("slurmstepd-n1: error: *** JOB 10 ON n1 CANCELLED AT 2026-11-30T04:57:19 ***", "user cancel"),
-    ],
-)
-def test_slurms_word_about_the_job_outranks_everything(line: str, cause: str) -> None:
-    noise = "slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-30T04:43:05 ***"
-    saved = Evidence(False, STOPPED, [], KILLED_2, job_lines=(noise, line), is_on_slurm=True)
-    assert judge(saved) == Verdict("stopped", cause, f"{cause} (SIGUSR2), saved at step 40", 75)
-    unsaved = Evidence(False, None, [failure(0)], KILLED_2, job_lines=(noise, line), is_on_slurm=True)
-    assert judge(unsaved) == Verdict("failed", cause, f"{cause}: the ranks were ended before they had saved", 1)
+def test_slurms_word_about_the_job_outranks_everything() -> None:
+    cancelled = JobRecord("COMPLETING", "None", is_preempted=False, is_requeued=False)
+    saved = Evidence(False, STOPPED, [], KILLED_2, maybe_job=cancelled, is_on_slurm=True)
+    assert judge(saved) == Verdict("stopped", "user cancel", "user cancel (SIGUSR2), saved at step 40", 75)
+    unsaved = Evidence(False, None, [failure(0)], KILLED_2, maybe_job=cancelled, is_on_slurm=True)
+    reason = "user cancel: the ranks were ended before they had saved"
+    assert judge(unsaved) == Verdict("failed", "user cancel", reason, 1)
+
+
+def test_log_of_the_job_is_believed_where_the_controller_does_not_answer() -> None:
+    line = "slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-30T04:43:05 DUE TO PREEMPTION ***"
+    saved = Evidence(False, STOPPED, [], KILLED_2, job_lines=(line,), is_on_slurm=True)
+    assert judge(saved) == Verdict("stopped", "preempted", "preempted (SIGUSR2), saved at step 40", 75)
 
 
 @pytest.mark.parametrize(
@@ -399,12 +393,15 @@ def test_rank_that_the_kernel_ended_for_memory_is_called_so() -> None:
     )
 
 
-def test_rank_that_slurmstepd_ended_for_memory_is_called_so_though_srun_says_killed() -> None:
+@pytest.mark.parametrize(
+    "head", ["slurmstepd-n1: error: ", "[2026-01-02T03:04:05.678] error: "], ids=["22.05", "26.05"]
+)
+def test_rank_that_slurmstepd_ended_for_memory_is_called_so_though_srun_says_killed(head: str) -> None:
     end = srun("srun: error: n1: task 0: Killed")
-    lines = ("slurmstepd-n1: error: Exceeded job memory limit", "2026-01-02T03:04:05.000Z super I srun: error: ...")
+    lines = (f"{head}Exceeded job memory limit", "2026-01-02T03:04:05.000Z super I out of memory")
     reason = "rank 0 was ended by a signal: Killed; slurmstepd: Exceeded job memory limit"
-    assert judge(Evidence(False, None, [], end, lines)) == Verdict("failed", "out of memory", reason, 1, 0)
-    assert judge(Evidence(False, None, [], end, lines[1:])) == killed(0, "Killed")
+    assert judge(Evidence(False, None, [], end, job_lines=lines)) == Verdict("failed", "out of memory", reason, 1, 0)
+    assert judge(Evidence(False, None, [], end, job_lines=lines[1:])) == killed(0, "Killed")
 
 
 @pytest.mark.parametrize(

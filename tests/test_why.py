@@ -310,8 +310,9 @@ def test_every_cause_of_the_policy_has_its_advice() -> None:
         ),
         ("2026-01-02T03:04:05.678Z super E n7 is unknown\n2026-01-02T03:04:05.678Z super I bye\n", "n7 is unknown"),
         ("slurmstepd-n1: error: execve(): No such file\nmore\n", "slurmstepd-n1: error: execve(): No such file"),
+        ("[2026-01-02T03:04:05.678] error: execve(): x\nmore\n", "[2026-01-02T03:04:05.678] error: execve(): x"),
     ],
-    ids=["nothing", "last line", "setup", "supervisor", "slurmstepd"],
+    ids=["nothing", "last line", "setup", "supervisor", "slurmstepd", "slurmstepd of 26.05"],
 )
 def test_early_end_is_told_by_the_newest_log(tmp_path: Path, environ: dict[str, str], log: str, expected: str) -> None:
     run = make_run(tmp_path, environ, 1, "pending")
@@ -344,5 +345,7 @@ def test_slurms_word_comes_from_who_knows_the_job_still(tmp_path: Path, environ:
         "FOR DETAILS ***\nmore\n"
     )
     said = "JOB 15 ON n1 CANCELLED AT 2026-11-30T10:06:33 DUE TO TIME LIMIT"
+    assert by_log("15", run) == said
+    run.batch_log("15").write_text(f"[2026-11-30T10:06:33.678] error: *** {said} ***\nmore\n")  # 26.05
     assert by_log("15", run) == said
     assert slurm_word("15", run, environ) == f"job 15 is FAILED (NonZeroExitCode), exit code 1:0; its log: {said}"

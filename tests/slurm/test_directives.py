@@ -8,6 +8,7 @@ import pytest
 
 from cluster.plan import make_plan
 from cluster.runs import RunFolder
+from cluster.sandbox import Sandbox
 from cluster.spec import JobSpec
 from cluster.submit import script_text
 from tests.sbatch_model import directives
@@ -18,6 +19,7 @@ HELD = "#!/bin/bash\n#SBATCH --hold\n#SBATCH --output=/dev/null\n"
 VALUES = (
     "a\\b",
     "a\\",
+    "a\\ b",
     "\\' --job-name=pwned",
     "it's",
     '"q"',
@@ -65,11 +67,11 @@ def test_every_text_of_a_spec_arrives_in_the_job_as_it_stands(tmp_path: Path, en
         "--comment=",
     ],
 )
-def test_model_reads_a_directive_as_sbatch_does(environ: dict[str, str], line: str) -> None:
+def test_model_reads_a_directive_as_sbatch_does(environ: dict[str, str], sandbox: Sandbox, line: str) -> None:
     script = f"{HELD}#SBATCH {line}\ntrue\n#SBATCH --comment=late\n"
     job_id, errors = ask("sbatch", "--parsable", environ=environ, text=script)
     try:
-        expected = directives(script)["comment"]
+        expected = directives(script, escapes_blanks=not sandbox.version.startswith("22.05"))["comment"]
     except ValueError:
         assert (job_id, bool(errors)) == ("", True)  # sbatch refuses it as well
         return

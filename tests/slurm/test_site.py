@@ -340,7 +340,7 @@ def held_job(folder: Path, text: str, environ: Mapping[str, str]) -> tuple[JobSp
 
 
 def shown(job_id: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """`scontrol show job` as pairs, in the words of 24.11 where 22.05 has others."""
+    """`scontrol show job` as pairs, in the words of 24.11 where 22.05 and 26.05 have others."""
     text = slurm.run(["scontrol", "--oneliner", "show", "job", job_id], environ)
     _, *parts = re.split(r"(?:^|\s)([A-Z][\w:/]*)=", text)
     facts = {name: value.strip() for name, value in zip(parts[::2], parts[1::2], strict=True)}
@@ -348,6 +348,8 @@ def shown(job_id: str, environ: Mapping[str, str]) -> dict[str, str]:
         facts[name] = facts.get(name, "").replace("gres:", "gres/")
     if "-" not in facts["NumNodes"]:
         facts["NumNodes"] = f"{facts['NumNodes']}-{facts['NumNodes']}"
+    if facts.get("Exclusive") == "NO" and facts["OverSubscribe"] == "NO":  # 26.05 tells them apart
+        facts["OverSubscribe"] = "OK"
     for name, default in (("Account", "research"), ("QOS", "normal")):  # without accounting none is filled in
         facts[name] = facts[name].replace("(null)", default)
     facts["StdOut"] = facts["StdOut"].replace(f"_{job_id}.log", "_JOB_ID.log")
