@@ -17,6 +17,7 @@ from tests.slurm.conftest import leftovers, skip_without_accounting
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
+ORDINARY = 1  # daemon, everywhere in Debian: slurmctld 26.05 takes nobody for no user to run as
 
 
 def run(*argv: str | Path, environ: Mapping[str, str]) -> str:
@@ -198,17 +199,17 @@ def test_an_ordinary_user_can_run_a_sandbox(short_path: Path, umask: int, option
     shutil.copytree(REPOSITORY / "cluster", short_path / "cluster", ignore=shutil.ignore_patterns("__pycache__"))
     home = short_path / "home"
     home.mkdir()
-    os.chown(home, NOBODY, NOBODY)
-    python = interpreter_for(NOBODY)
+    os.chown(home, ORDINARY, ORDINARY)
+    python = interpreter_for(ORDINARY)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def as_nobody(*argv: str, **variables: str) -> str:
+    def as_ordinary(*argv: str, **variables: str) -> str:
         done = subprocess.run(
             argv,
             env={**environ, **variables},
             cwd=short_path,
-            user=NOBODY,
-            group=NOBODY,
+            user=ORDINARY,
+            group=ORDINARY,
             extra_groups=[],
             umask=umask,
             capture_output=True,
@@ -218,13 +219,13 @@ def test_an_ordinary_user_can_run_a_sandbox(short_path: Path, umask: int, option
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    as_nobody(python, "-m", "cluster.sandbox", "up", "--nodes=2", *options)
-    directory = home / f"slurm-sandbox-{NOBODY}"
-    users = as_nobody("srun", "--quiet", "-N2", "id", "-u", SLURM_CONF=f"{directory}/slurm.conf")
+    as_ordinary(python, "-m", "cluster.sandbox", "up", "--nodes=2", *options)
+    directory = home / f"slurm-sandbox-{ORDINARY}"
+    users = as_ordinary("srun", "--quiet", "-N2", "id", "-u", SLURM_CONF=f"{directory}/slurm.conf")
     key_mode = (directory / "munge" / "munge.key").stat().st_mode & 0o777
-    as_nobody(python, "-m", "cluster.sandbox", "down")
+    as_ordinary(python, "-m", "cluster.sandbox", "down")
 
-    assert users.split() == [str(NOBODY)] * 2
+    assert users.split() == [str(ORDINARY)] * 2
     assert key_mode == 0o600
     assert leftovers(directory) == []
     assert list(home.iterdir()) == []
