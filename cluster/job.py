@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cluster import slurm
 from cluster.identity import RunJob, find_own, find_shown, is_own, maybe_own_state
-from cluster.job_end import JobRecord, read_record
+from cluster.job_end import JobRecord, maybe_grace_end, read_record
 from cluster.plan import LaunchPlan
 from cluster.runs import RunFolder
 from cluster.signals import held_back
@@ -81,18 +81,25 @@ class Job:
 
     def maybe_record(self) -> JobRecord | None:
         """What Slurm's controller holds of this job; None without Slurm, without an answer, or of another job."""
+        shown = self._maybe_shown()
+        return None if shown is None else read_record(shown, int(self.environ.get("SLURM_RESTART_COUNT", "0")))
+
+    def maybe_grace_end(self) -> str | None:
+        """When the grace period ends in which this job is, UTC; None where it is in none, or nobody says."""
+        shown = self._maybe_shown()
+        return None if shown is None else maybe_grace_end(shown)
+
+    def _maybe_shown(self) -> str | None:
         if not self.is_on_slurm:
             return None
         try:
             with held_back():  # Slurm sends TERM twice where a job is preempted at once, to scontrol as well
                 shown = slurm.run(["scontrol", "show", "job", self.job_id], self.environ)
         except slurm.SlurmError as error:
-            log.warning("how Slurm ends this job is read from its log alone: %s", error)
+            log.warning("how Slurm ends this job is not known: %s", error)
             return None
         found = find_shown(shown, self.job_id)
-        if found is None or not is_own(found, self.own):
-            return None
-        return read_record(shown, int(self.environ.get("SLURM_RESTART_COUNT", "0")))
+        return shown if found is not None and is_own(found, self.own) else None
 
     def maybe_time_left_s(self) -> float | None:
         """Seconds until the end that the job had when it began, where Slurm does not answer; None when nobody says."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.causes import BY_SLURM
-from cluster.slurm import maybe_seconds
+from cluster.slurm import maybe_moment, maybe_seconds
 
 # The head of a line of slurmstepd: "slurmstepd-n1: error: ", since 26.05 "[2026-01-02T03:04:05.678] error: " instead,
 # whose time has the form of slurm.conf's LogTimeFormat.
@@ -59,6 +59,18 @@ def read_record(shown: str, restart_count: int) -> JobRecord | None:
         is_requeued=int(restarts[1]) > restart_count,
         time_left_s=None if run_s is None or limit_s is None else limit_s - run_s,
     )
+
+
+def maybe_grace_end(shown: str) -> str | None:
+    """When the grace period of a preempted job ends, UTC: its EndTime moves there; None while it has none.
+
+    shown: what `scontrol show job` prints of it.
+    """
+    end = re.search(r" EndTime=(\S+) ", shown)
+    record = read_record(shown, 0)
+    if end is None or record is None or not record.is_preempted or record.state != "RUNNING":
+        return None
+    return maybe_moment(end[1])
 
 
 def maybe_job_cause(maybe_record: JobRecord | None, job_lines: Sequence[str]) -> str | None:

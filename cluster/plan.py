@@ -59,6 +59,13 @@ class LaunchPlan:
         return self.num_nodes * self.num_tasks_per_node
 
     @property
+    def opening(self) -> tuple[str, ...]:
+        """What a shell does first: the spec's env and setup, on Slurm with an eye to nodes that lack something."""
+        python, starter, *_, run_dir = self.supervisor
+        script = Path(starter).with_name("node_check.sh")
+        return (*((node_check(script, run_dir, python),) if self.cluster == "slurm" else ()), *self.preamble)
+
+    @property
     def shell_lines(self) -> tuple[str, ...]:
         """What a batch script does before it starts the supervisor: the preamble, then a look at the interpreter.
 
@@ -67,10 +74,8 @@ class LaunchPlan:
         python, starter, *_, run_dir = self.supervisor
         needed = ("submitit", "pydantic", "yaml", *(() if self.image_variables else ("torch",)))
         check = shlex.join((python, starter, "--check", run_dir, *needed))
-        script = Path(starter).with_name("node_check.sh")
         return (
-            *((node_check(script, run_dir, python),) if self.cluster == "slurm" else ()),
-            *self.preamble,
+            *self.opening,
             *shell_function(python, starter),
             refusal("-x", python, "python", "name one that is on all nodes with the key python"),
             refusal("-r", starter, "code", "run_root has to be on storage that all nodes see"),

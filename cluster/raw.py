@@ -221,5 +221,5 @@ def run_preamble(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
     Stop signals stay blocked until the next process has its handlers.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    script = "\n".join([*plan.preamble, 'exec "$@"'])
+    script = "\n".join([*plan.opening, 'exec "$@"'])
     os.execve("/bin/bash", ["bash", "-c", script, "bash", *plan.supervisor], dict(environ))

@@ -141,6 +141,11 @@ class RunFolder:
         return self.path / "heartbeat.json"
 
     @property
+    def grace(self) -> Path:
+        """When the grace period of a preempted attempt ends."""
+        return self.path / "grace.json"
+
+    @property
     def failures(self) -> Path:
         """Records that failing ranks leave."""
         return self.path / "failures"
@@ -266,6 +271,11 @@ class RunFolder:
             self.append_event(event, attempt=attempt, job_id=job_id, **fields)
         except OSError as error:
             logging.getLogger("run").error("event %s not written (%s): %s", event, error.strerror, json.dumps(fields))
+
+    def maybe_grace_end(self, attempt: int) -> str | None:
+        """When the grace period of an attempt ends, UTC; None while the supervisor has not said that it has one."""
+        said = maybe_object(self.grace)
+        return str(said["end"]) if said.get("attempt") == attempt and "end" in said else None
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events, oldest first."""

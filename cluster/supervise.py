@@ -28,9 +28,11 @@ from cluster.comment import Comment, find_comment
 from cluster.conditions import conditions_of, has_trained
 from cluster.container import variables_inside
 from cluster.exclude import Blame
+from cluster.grace import Grace
 from cluster.history import Verdicts, gather
 from cluster.job import ASK_AGAIN_S, Job, find_job, insist
 from cluster.launch import LocalRanks, Ranks, Shape, SrunRanks, leave_terminal, rank_variables, srun_command
+from cluster.limits import lift_limits
 from cluster.owner import note_submission
 from cluster.plan import LaunchPlan, read_plan
 from cluster.predecessor import maybe_exit_code_by_predecessor
@@ -54,7 +56,7 @@ from cluster.verdict import Verdict, judge, judge_start
 log = logging.getLogger("run")
 
 POLL_S = 0.1
-MARK_LOOK_S = 5.0  # between two looks for a mark of the user's
+LOOK_S = 5.0  # between two looks into the run folder while ranks run
 PASSING_S = 60.0  # in which a name may begin to resolve, or a busy controller answer, before a start has failed
 RESTART_PATIENCE_S = 30.0  # for Slurm to say that the job still runs, before the ranks start again in it
 
@@ -131,6 +133,7 @@ def supervise(
     run.take_umask()
     job = find_job(plan, environ)
     if job.is_on_slurm:
+        lift_limits()
         note_submission(run, job.own, environ)
     with find_chain(run, plan, job) as chain:
         maybe_code = maybe_exit_code_by_marks(run)
@@ -233,7 +236,8 @@ def run_attempt(
         ranks = start_attempt(run, plan, job, attempt, nodes, shape, environ)
     except (UsageError, slurm.SlurmError) as error:
         return attempt, judge_start(error, nodes[0], has_trained=trained)
-    wait(ranks, stop, forward=plan.cluster == "local", is_marked=lambda: is_marked(run))
+    grace = Grace(run, job, attempt, kill_wait_s=kill_wait(environ) if job.is_on_slurm else math.inf)
+    wait(ranks, stop, forward=plan.cluster == "local", is_marked=lambda: is_marked(run), look=grace.look)
     return attempt, judge(replace(gather(run, plan, attempt, ranks, stop, job), has_trained=trained))
 
 
@@ -377,19 +381,24 @@ def kill_wait(environ: Mapping[str, str]) -> float:
         return 30.0
 
 
-def wait(ranks: Ranks, stop: StopFlag, *, forward: bool, is_marked: Callable[[], bool]) -> None:
+def wait(
+    ranks: Ranks, stop: StopFlag, *, forward: bool, is_marked: Callable[[], bool], look: Callable[[], None]
+) -> None:
     """Wait until all ranks are gone.
 
     forward: whether this process alone hears of a stop.  On Slurm the ranks get USR2 and TERM themselves, and only
     Ctrl-C in a terminal needs handing on.
     is_marked: whether the user has left a mark that ends the run; a signal that came with it may have been lost, as
     while the job was suspended.
+    look: called as often.
     """
-    told, look_s = False, time.monotonic() + MARK_LOOK_S
+    told, look_s = False, time.monotonic() + LOOK_S
     while not ranks.is_over():
         why = stop.name() if (stop.is_set() if forward else stop.name() == "SIGINT") else ""
-        if not told and not why and time.monotonic() > look_s:
-            why, look_s = "a mark of the user's" if is_marked() else "", time.monotonic() + MARK_LOOK_S
+        if time.monotonic() > look_s:
+            look_s = time.monotonic() + LOOK_S
+            look()
+            why = why or ("a mark of the user's" if is_marked() else "")
         if why and not told:
             log.info("%s: the ranks are asked to save and leave", why)
             ranks.ask_to_stop()

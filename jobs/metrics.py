@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ FENCE_S = 1.0  # less than a successor needs from its claim to its first write
 class Recorder:
     """Writes what a run tells the world.  On ranks other than 0 every method does nothing."""
 
-    def __init__(self, run: RunFolder, *, attempt: int, job_id: str, writes: bool) -> None:
-        """writes: whether this is rank 0."""
+    def __init__(
+        self, run: RunFolder, *, attempt: int, job_id: str, writes: bool, stop_name: Callable[[], str] = lambda: ""
+    ) -> None:
+        """writes: whether this is rank 0.  stop_name: the signal that has asked it to stop; empty while none has."""
+        self._stop_name = stop_name
         self.run = run
         self.attempt = attempt
         self._job_id = job_id
@@ -120,7 +124,8 @@ class Recorder:
             log.warning("no heartbeat this time: %s", error)
 
     def _write_beat(self) -> None:
-        beat = {"time": utc_now(), "attempt": self.attempt, **self._beat}
+        signalled = {"stop_signal": name} if (name := self._stop_name()) else {}
+        beat = {"time": utc_now(), "attempt": self.attempt, **self._beat, **signalled}
         with self._lock:  # looked at once more: a process can be held still in the middle of a write
             write_json(self.run.heartbeat, beat, before_rename=lambda: self.run.check_owner(self.attempt))
 

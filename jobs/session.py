@@ -141,7 +141,13 @@ def build(session: Session, environ: Mapping[str, str]) -> Loop:
     spec, env, device, phases = session.spec, session.env, session.device, session.phases
     # Its supervisor has asked Slurm for it: an array member's number may be the array's.
     job_id = session.run.read_attempt(session.attempt).get("job_id") or own_job_id(environ)
-    recorder = Recorder(session.run, attempt=session.attempt, job_id=job_id, writes=env.rank == 0)
+    recorder = Recorder(
+        session.run,
+        attempt=session.attempt,
+        job_id=job_id,
+        writes=env.rank == 0,
+        stop_name=session.watch.stop_name,
+    )
     length = Length.of(spec, len(session.data.train_labels), env.world_size)
     position = position_of(session, recorder, length)
     phases.end("restore")

@@ -8,6 +8,7 @@ silent for longer than its own deadline, since it may be the one that is stuck a
 import itertools
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -18,11 +19,11 @@ from typing import NoReturn
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, not in __all__
 
 from cluster.rank import KILL_WAIT_VARIABLE, RankEnv
-from cluster.runs import EXIT_FAILED, EXIT_HANG
+from cluster.runs import EXIT_FAILED, EXIT_HANG, RunFolder, seconds_between, utc_now
 from cluster.signals import StopFlag
 from cluster.spec import JobSpec
 from jobs import alarm
-from jobs.board import Board
+from jobs.board import Board, Heard
 from jobs.deadlines import Deadlines, Phase
 from jobs.failure import Whereabouts
 from jobs.hang import Finding, publish
@@ -60,6 +61,9 @@ class Watch:
         self._wake = threading.Event()
         self._beats = itertools.count()
         self._work = Work()
+        self._stop = StopFlag()  # the rank's own from start() on
+        self._heard: Mapping[int, Heard] = {}  # the board's
+        self._maybe_grace_end: str | None = None  # UTC; where Slurm leaves more than KillWait
         self.pace = Pace()  # rank 0's judgement
 
     def at(self, phase: Phase, step: int) -> None:
@@ -96,6 +100,7 @@ class Watch:
             prepare=self._prepare,
             obey=lambda: os._exit(EXIT_HANG),
         )
+        self._heard = self._board.heard
         self._board.start()
         # faulthandler prints file names of frames, and nothing else that could tell which rank speaks.
         code = compile("keep_watch()", f"<rank {env.rank}>", "exec")
@@ -116,7 +121,17 @@ class Watch:
             "own_s": work.seconds,
             "pieces": work.pieces,
             "beat": next(self._beats),
+            "signal": self._stop.name(),
+            "grace_end": self._maybe_grace_end,
         }
+
+    def stop_name(self) -> str:
+        """The signal that has asked a rank to stop; empty while none has.
+
+        On rank 0 of any rank: its own handler cannot run while it waits for the others in C code.
+        """
+        said = [self._stop.name(), *(heard.said.get("signal", "") for heard in list(self._heard.values()))]
+        return next((name for name in said if name), "")
 
     def _keep_watch(self) -> None:
         last_s = time.monotonic()
@@ -159,7 +174,8 @@ class Watch:
 
         A save, and what comes after it, may go on for as long as Slurm lets it.
         """
-        deadline_s = self._stop.maybe_deadline_s(kill_wait_s=self._kill_wait_s, lead_s=self._lead_s)
+        self._heed_grace()
+        deadline_s = self._stop.maybe_deadline_s(kill_wait_s=self._maybe_kill_wait_s(now_s), lead_s=self._lead_s)
         if deadline_s is None or place.phase not in ("training", "evaluating"):
             return
         asked_s = now_s - min(self._stop.first_s.values())
@@ -169,6 +185,23 @@ class Watch:
                 f"{self._stop.name()} came {asked_s:.0f} s ago and nothing has moved since: this rank leaves unsaved",
                 EXIT_FAILED,
             )
+
+    def _heed_grace(self) -> None:
+        """Learn when the grace period ends in which this rank may be; the others hear it from rank 0."""
+        if self._maybe_grace_end is not None or self.stop_name() != "SIGTERM":
+            return
+        if self._env.rank:
+            chief = self._heard.get(0)
+            self._maybe_grace_end = chief.said.get("grace_end") if chief else None
+        elif self._where.maybe_run_dir is not None:
+            self._maybe_grace_end = RunFolder(self._where.maybe_run_dir).maybe_grace_end(self._where.attempt)
+
+    def _maybe_kill_wait_s(self, now_s: float) -> float | None:
+        """Seconds from TERM to KILL: KillWait, or to the end of a grace period."""
+        term_s = self._stop.first_s.get(signal.SIGTERM)
+        if self._maybe_grace_end is None or term_s is None:
+            return self._kill_wait_s
+        return now_s - term_s + seconds_between(utc_now(), self._maybe_grace_end)
 
     def _end_all(self, reason: str) -> None:
         """Rank 0: collect all stacks, write them down, end everybody that can be reached."""

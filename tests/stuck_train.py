@@ -18,6 +18,8 @@ from cluster.rank import ATTEMPT_VARIABLE
 if TYPE_CHECKING:
     from jobs.loop import Loop
 
+PAUSE_S = 35.0
+
 
 def never_start() -> None:
     """Do not come to the meeting."""
@@ -51,7 +53,12 @@ def join_a_barrier() -> None:
     dist.barrier()
 
 
-IN_STEPS = {"read": read_from_nobody, "hold": hold_the_interpreter, "skip": join_a_barrier}
+def pause() -> None:
+    """Take longer for a step than KillWait lasts, and go on."""
+    time.sleep(PAUSE_S)
+
+
+IN_STEPS = {"pause": pause, "read": read_from_nobody, "hold": hold_the_interpreter, "skip": join_a_barrier}
 
 
 def main(environ: Mapping[str, str]) -> int:

@@ -3,7 +3,8 @@
 Looked for beside `env --block-signal`, on nodes older than ours: bash (mapfile 4.0, BASH_EXECUTION_STRING 3, $(<file),
 brace lists: nothing newer than 4.2 is used, but no such bash was there to try), `sh` (trap, if, exec of POSIX), python
 (start.py is read by 3.6), git (a node without it gives a record without a commit), sleep with fractions (busybox has
-them).  Nothing else is called on a node but Slurm's own commands.
+them), node_check.sh (grep, sed, tac, sha256sum, cut, tr, date: coreutils of any age).  Nothing else is called on a node
+but Slurm's own commands.
 """
 
 import os

@@ -18,7 +18,8 @@ STANDARD = sys.stdlib_module_names | {"cluster"}
 BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
     "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints",
-    "clusters", "identity", "orders", "owner", "queue", "facts", "view", "run_state", "stop", "cancel",
+    "clusters", "identity", "orders", "grace", "conditions", "start_watch", "job_end", "limits", "step",
+    "early_signals", "owner", "queue", "facts", "view", "run_state", "stop", "cancel",
     "site", "site_answers", "features", "refusals",
     "disk", "prune",
     "status", "logs", "why", "follow", "comment",
@@ -93,6 +94,7 @@ def test_only_the_supervisor_decides_what_an_end_means() -> None:
         "cluster.job": [
             "cluster/chain.py",
             "cluster/comment.py",
+            "cluster/grace.py",
             "cluster/history.py",
             "cluster/predecessor.py",
             "cluster/raw.py",
