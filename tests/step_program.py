@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cluster.attempt_start import read_shape
 from cluster.launch import srun_command
 from cluster.step import step_environment
-from cluster.supervise import read_shape
 from tests.test_launch import make_plan
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ BARE = (
     "allocation", "rank", "signals", "runs", "slurm", "address", "launch", "verdict", "requeue", "job", "history",
     "index", "plan", "supervise", "chain", "successor", "predecessor", "exclude", "environment", "checkpoints",
     "clusters", "identity", "orders", "grace", "conditions", "start_watch", "job_end", "limits", "step",
-    "early_signals", "owner", "queue", "facts", "view", "run_state", "stop", "cancel",
+    "early_signals", "attempt_start", "owner", "queue", "facts", "view", "run_state", "stop", "cancel",
     "site", "site_answers", "features", "refusals",
     "disk", "prune",
     "status", "logs", "why", "follow", "comment",
@@ -92,6 +92,7 @@ def test_only_the_supervisor_decides_what_an_end_means() -> None:
         "cluster.requeue": ["cluster/exclude.py", "cluster/history.py", "cluster/supervise.py"],
         "cluster.history": ["cluster/supervise.py"],
         "cluster.job": [
+            "cluster/attempt_start.py",
             "cluster/chain.py",
             "cluster/comment.py",
             "cluster/grace.py",

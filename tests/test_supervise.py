@@ -12,11 +12,12 @@ import pytest
 
 from cluster.address import AddressError
 from cluster.allocation import AllocationError
+from cluster.attempt_start import SuperviseError, find_master, read_shape
 from cluster.launch import Shape
 from cluster.plan import make_plan, read_plan, write_plan
 from cluster.runs import RunFolder, write_json
 from cluster.spec import dump_spec, load_spec
-from cluster.supervise import SuperviseError, find_master, find_plan, read_shape
+from cluster.supervise import find_plan
 
 REPOSITORY = Path(__file__).parents[1]
 SLURM = "name: demo\nnodes: 2\ntasks_per_node: 3\ntime_limit: 60\n"
@@ -140,8 +141,8 @@ def test_name_that_may_resolve_later_is_looked_up_again_for_a_while(
             raise AddressError("node n1: no address", may_pass=may_pass)
         return "10.0.0.1"
 
-    monkeypatch.setattr("cluster.supervise.address.master_address", look_up)
-    monkeypatch.setattr("cluster.supervise.ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr("cluster.attempt_start.address.master_address", look_up)
+    monkeypatch.setattr("cluster.attempt_start.ASK_AGAIN_S", 0.0)
     if may_pass:
         assert find_master(plan, ["n1"], {}) == "10.0.0.1"
     else:
