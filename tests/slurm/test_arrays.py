@@ -118,3 +118,5 @@ def test_run_folder_of_an_older_release_that_holds_the_arrays_number_means_one_m
     wait_for_end(f"{array}_3", environ)
     assert [state_of(job, environ) for job in members] == ["RUNNING", "RUNNING", "CANCELLED"]
     slurm.run(["scancel", array], environ)
+    for job in members:
+        wait_for_end(job, environ)

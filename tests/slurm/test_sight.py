@@ -22,7 +22,7 @@ from cluster import slurm
 from cluster.runs import RunFolder, write_json
 from cluster.sandbox import down, up, without_slurm
 from tests import training
-from tests.slurm.test_jobs import sbatch
+from tests.slurm.test_jobs import sbatch, wait_until_gone
 from tests.slurm.test_sandbox import NOBODY, interpreter_for
 from tests.slurm.test_views import asked
 from tests.training import REPOSITORY, environment
@@ -138,3 +138,4 @@ def test_stop_of_a_suspended_job_leaves_the_mark_at_once(slurm_environ: dict[str
     assert state is not None
     assert state.state == "SUSPENDED"
     slurm.run(["scancel", job_id], environ)
+    wait_until_gone(job_id, environ)
