@@ -13,6 +13,7 @@ import pytest
 from cluster.sandbox import Sandbox, SandboxError, down, is_up, load, up, without_slurm
 from cluster.sandbox_hosts import HOSTS, host_lines
 from cluster.sandbox_processes import find_processes
+from tests import training
 from tests.slurm.conftest import leftovers, skip_without_accounting
 
 REPOSITORY = Path(__file__).parents[2]
@@ -45,6 +46,9 @@ def job_facts(job_id: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def test_four_nodes_are_idle_in_every_partition(slurm_environ: dict[str, str]) -> None:
+    training.wait_for(
+        "the jobs of other tests to leave", lambda: not run("squeue", "--noheader", environ=slurm_environ)
+    )
     answer = run("sinfo", "--noheader", "--format=%P %D %T %G", environ=slurm_environ)
     assert answer.splitlines() == [
         "low* 4 idle gpu:2",
