@@ -21,8 +21,14 @@ from cluster.spec import JobSpec, dump_spec
 
 EXIT_REFUSED = 3  # Slurm said no
 
-UNKNOWN_OUTCOME = re.compile(r"Socket timed out|Unexpected message received|Zero Bytes were transmitted|^no job id")
-UNREACHED = re.compile(r"Unable to contact slurm controller|configuration (file|source)|: 'sbatch'$")
+UNKNOWN_OUTCOME = re.compile(
+    r"Socket timed out|Unexpected message received|Zero Bytes were transmitted|[Mm]essage receive failure|^no job id"
+)
+# A refusal by a plugin of the site may say anything, so what may pass is listed here; slurm_errno.c.
+UNREACHED = re.compile(
+    r"Unable to contact slurm controller|configuration (file|source)|: 'sbatch'$|standby mode|Connection refused"
+    r"|[Aa]uthentication (error|credential|agent)|[Mm]essage (connection|send) fail|[Cc]ommunication connection failure"
+)
 
 
 class SubmissionError(RuntimeError):

@@ -314,6 +314,11 @@ def test_index_that_cannot_be_written_does_not_lose_the_job(folder: Path) -> Non
         (FAILED + "Invalid account or account/partition combination specified", 3, REFUSED),
         ("sbatch: error: Invalid --time specification", 3, asked_for("time_limit: 01:00:00")),
         (FAILED + "Unable to contact slurm controller (connect failure)", 4, UNREACHED),
+        (FAILED + "Slurm backup controller in standby mode", 4, UNREACHED),
+        (FAILED + "Controller is in standby mode, try a different controller", 4, UNREACHED),
+        (FAILED + "Protocol authentication error", 4, UNREACHED),
+        (FAILED + "Invalid authentication credential", 4, UNREACHED),
+        (FAILED + "Unspecified error", 3, REFUSED),
         ("[Errno 2] No such file or directory: 'sbatch'", 4, UNREACHED),
         ("[Errno 13] Permission denied: 'sbatch'", 4, UNREACHED),
     ],
@@ -331,6 +336,7 @@ def test_refusal_removes_a_new_run_folder_and_keeps_an_old_one(
         FAILED + "Socket timed out on send/recv operation",
         FAILED + "Unexpected message received",
         FAILED + "Zero Bytes were transmitted or received",
+        FAILED + "Message receive failure",
     ],
 )
 def test_run_folder_of_a_job_that_may_have_been_taken_is_kept(tmp_path: Path, words: str) -> None:
