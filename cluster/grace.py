@@ -7,6 +7,7 @@ Source: scontrol(1), PreemptTime and EndTime, which moves to the end of the grac
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.job import Job
@@ -22,7 +23,7 @@ class Grace:
     run: RunFolder
     job: Job
     attempt: int
-    kill_wait_s: float
+    kill_wait_s: Callable[[], float]  # asked for once, when it matters
     _is_settled: bool = False
 
     def look(self) -> None:
@@ -33,7 +34,7 @@ class Grace:
         self._is_settled = True
         end = self.job.maybe_grace_end()
         left_s = 0.0 if end is None else seconds_between(utc_now(), end)
-        if left_s <= self.kill_wait_s:
+        if end is None or left_s <= self.kill_wait_s():
             return
         log.info("preempted: %.0f s are left to save", left_s)
         try:

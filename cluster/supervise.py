@@ -228,7 +228,7 @@ def run_attempt(
         ranks = start_attempt(run, plan, job, attempt, nodes, shape, environ)
     except (UsageError, slurm.SlurmError) as error:
         return attempt, judge_start(error, nodes[0], has_trained=trained)
-    grace = Grace(run, job, attempt, kill_wait_s=kill_wait(environ) if job.is_on_slurm else math.inf)
+    grace = Grace(run, job, attempt, kill_wait_s=lambda: kill_wait(environ))
     wait(ranks, stop, forward=plan.cluster == "local", is_marked=lambda: is_marked(run), look=grace.look)
     return attempt, judge(replace(gather(run, plan, attempt, ranks, stop, job), has_trained=trained))
 

@@ -26,7 +26,7 @@ def make_grace(run: RunFolder, text: str, *, ends_in_s: float) -> Grace:
     folder = run.path.parents[1] / "bin"
     put_answer(folder, "scontrol", text.replace("EndTime=2026-12-01T04:09:45", f"EndTime={end}"))
     job = Job(RunJob("5", run.path), is_on_slurm=True, environ={"PATH": str(folder)})
-    return Grace(run, job, attempt=2, kill_wait_s=30.0)
+    return Grace(run, job, attempt=2, kill_wait_s=lambda: 30.0)
 
 
 def beat(run: RunFolder, attempt: int, **fields: str) -> None:
