@@ -298,7 +298,7 @@ def test_successor_that_starts_after_a_cancel_writes_the_mark_and_trains_nothing
 def test_verb_ends_the_running_job_and_takes_its_successor_away(
     name: str, action: str, mark: str, tmp_path: Path, staged_data: Path, environ: dict[str, str]
 ) -> None:
-    run, job_id = start_run(tmp_path, staged_data, environ, where(more=SUCCESSOR))
+    run, job_id = start_run(tmp_path, staged_data, environ, where(more=SUCCESSOR), "train.epochs=100")
     waiting = successor_of(run)
     alive = submit("--resume", run.path, environ=environ)
     assert (alive.returncode, alive.stderr.split(":")[0]) == (2, f"job {job_id} of this run is RUNNING")
